@@ -19,8 +19,8 @@ from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import Interface
 from lossycoll.runtime.world.control_plane import ControlPlane
-from lossycoll.runtime.world.definition import Definition
 from lossycoll.runtime.world.membership import Membership
+from lossycoll.runtime.world.messages import Defined
 from lossycoll.runtime.world.rendezvous import Rendezvous
 
 from .rdma import Rdma, Reach
@@ -40,8 +40,8 @@ class GroupSpec:
     global_ranks: tuple[int, ...]  # torch's global rank of each rank of the group
     parent: Parent | None = None  # A group that all of these ranks belong to, if there is one
 
-    def defined(self, options: Options) -> Definition:
-        return Definition(self.rank, self.global_ranks, options.shared())
+    def defined(self, options: Options) -> Defined:
+        return Defined(self.rank, self.global_ranks, options.shared())
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class GroupBuilder:
     rdma: Rdma | None = None  # Its port of RDMA, for the host of a new world
     # ---- meet, or connected ----
     session: str = ""  # The group's, of 16 hex digits, equal on all ranks
-    definition: Definition = field(init=False)  # What this rank takes the group for
+    definition: Defined = field(init=False)  # What this rank takes the group for
     number: int = 0  # The group's, which keys injected faults
     token: str = ""  # A new world's secret
     world: World | None = None  # Where all have met before; None: they make a new world

@@ -28,13 +28,10 @@ from lossycoll.runtime.engine.host import Host, host_options, version, wire_vers
 from lossycoll.runtime.net.interfaces import Interface, candidates, choose
 from lossycoll.runtime.net.machine import core_limit
 from lossycoll.runtime.world.control_plane import ControlPlane
-from lossycoll.runtime.world.definition import (
-    Definition,
-    compare_options,
-    compare_versions,
-)
+from lossycoll.runtime.world.definition import compare_options, compare_versions
 from lossycoll.runtime.world.group_state import Health, kind_of_unmade
 from lossycoll.runtime.world.membership import Membership
+from lossycoll.runtime.world.messages import Defined
 from lossycoll.runtime.world.reachability import common_version, compare_machines
 
 from .builder import Ends, GroupBuilder, GroupSpec
@@ -310,7 +307,7 @@ def member_of(
     members: Sequence[int],
     *,
     outlive: bool = False,
-    definition: Definition | None = None,
+    definition: Defined | None = None,
 ) -> Membership:
     """This rank's place in the group ``session``. If ``undo`` runs by an error, all hear of it."""
     membership = Membership(

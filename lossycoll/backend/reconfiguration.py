@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from hashlib import blake2b
+from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
@@ -34,10 +35,8 @@ from lossycoll.errors import (
     UnsupportedError,
 )
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.control.context import load
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.polled_store import PolledStore
@@ -79,12 +78,11 @@ class Reconfiguration:
         """Held by who reconfigures."""
         self._spec = spec
         self._used: set[int] = set()
-        secret = find_secret()
-        self._values = None if secret is None else SealedValues(secret)
+        self._secret = find_secret()
         self._incarnation = secrets.token_hex(8)
         self._handle: Handle | None = None
         self._listed: tuple[int, tuple[str, ...]] = 0, ()
-        load()  # every process has time for it now, but not while others wait for it
+        import_module("zmq")  # 20 ms, for which there is no time while others wait for it
 
     def handle(self) -> str:
         """This process's, which stays the same."""
@@ -195,7 +193,7 @@ class Reconfiguration:
 
     def _store(self, name: str) -> PolledStore:
         prefix = PrefixStore(f"reconfigure/{name}", self._spec.store)
-        return PolledStore(prefix, self._who, self._values)
+        return PolledStore(prefix, self._who, self._secret)
 
 
 _c10d: Any = c10d  # its stub lacks half of what is used here

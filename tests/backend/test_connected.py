@@ -81,7 +81,7 @@ def rank_makes(rank: int, world: int) -> dict[str, Any]:
         again = dist.new_group([0, 2], use_local_synchronization=True)
         if rank != 1:
             names.append(again.group_name)
-            sessions.add(again._health._control.group)
+            sessions.add(again._health.control.group)
             assert sums(again) == 2
             dist.destroy_process_group(again)
     out["again"] = (len(names) - len(set(names)), len(sessions))

@@ -81,7 +81,7 @@ class Notes:
 
 def die(plane: ControlPlane) -> None:
     """The plane ends as with a process that is killed: its sockets close, and it says nothing."""
-    plane.protocol.say_goodbye = plane.protocol._welcomed.clear  # type: ignore[method-assign]
+    plane.protocol.say_goodbye = plane.protocol.welcomed.clear  # type: ignore[method-assign]
     plane.close()
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lossycoll.runtime.world.definition import Definition
 from lossycoll.runtime.world.membership import Membership
+from lossycoll.runtime.world.messages import Defined
 from lossycoll.simulate import control
 
 from .planes import Notes
@@ -25,7 +25,7 @@ class Node(control.Node):
         members: Sequence[int],
         *,
         outlive: bool = False,
-        definition: Definition | None = None,
+        definition: Defined | None = None,
     ) -> Notes:
         plane: Any = self
         made = Membership(plane, group, members, outlive=outlive, definition=definition)

@@ -448,8 +448,8 @@ class Endpoint:
         """
         if self._engine is not None:
             with contextlib.suppress(ClosedError):
-                if self._engine.lingering()[0]:
-                    self.health.waiting_for_last()
+                if self._engine.lingering()[0] and (call := self.health.last_call()) is not None:
+                    self.health.waiting(call)
                 self._engine.peer_left(rank)
 
     def go_on(self, views: Sequence[View], agreed: bool) -> None:

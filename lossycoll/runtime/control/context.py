@@ -45,15 +45,14 @@ class Keys:
 
 def keys_of(secret: Secret, plane: str) -> Keys:
     """Keys of a plane. Processes of planes of different names can't connect."""
-    return Keys(plane, _pair(secret, plane, "listener"), _pair(secret, plane, "caller"))
-
-
-def _pair(secret: Secret, plane: str, role: str) -> KeyPair:
     import zmq
     from zmq.utils import z85
 
-    private = z85.encode(secret.derived("curve", plane, role))
-    return KeyPair(zmq.curve_public(private), private)
+    pairs = []
+    for role in ("listener", "caller"):
+        private = z85.encode(secret.derived("curve", plane, role))
+        pairs.append(KeyPair(zmq.curve_public(private), private))
+    return Keys(plane, *pairs)
 
 
 class Roster:
@@ -66,17 +65,12 @@ class Roster:
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         import zmq
 
-        self._admitted: set[tuple[bytes, bytes]] = set()
+        self.admitted: set[tuple[bytes, bytes]] = set()
         """Domain and binary public key."""
         self._lock = threading.Lock()
-        self._socket = context.socket(zmq.REP)
-        self._socket.bind(ZAP_ENDPOINT)
-        self.fd = int(self._socket.getsockopt(zmq.FD))
-
-    def admit(self, keys: Keys) -> None:
-        from zmq.utils import z85
-
-        self._admitted.add((keys.plane.encode(), z85.decode(keys.caller.public)))
+        self.socket = context.socket(zmq.REP)
+        self.socket.bind(ZAP_ENDPOINT)
+        self.fd = int(self.socket.getsockopt(zmq.FD))
 
     def serve(self) -> None:
         """Answers what has been asked. By any thread."""
@@ -84,20 +78,12 @@ class Roster:
 
         with self._lock, contextlib.suppress(zmq.Again):
             while True:
-                version, number, domain, _, _, mechanism, *key = self._socket.recv_multipart(
+                version, number, domain, _, _, mechanism, *key = self.socket.recv_multipart(
                     zmq.DONTWAIT
                 )
-                known = mechanism == b"CURVE" and (domain, *key) in self._admitted
+                known = mechanism == b"CURVE" and (domain, *key) in self.admitted
                 code, text = (b"200", b"OK") if known else (b"400", b"not in the roster")
-                self._socket.send_multipart([version, number, code, text, b"", b""])
-
-    def close(self) -> None:
-        self._socket.close(0)
-
-
-def load() -> None:
-    """Imports libzmq's binding now, which takes 20 ms: before a moment that has to be short."""
-    import zmq  # noqa: F401 (what is imported is kept)
+                self.socket.send_multipart([version, number, code, text, b"", b""])
 
 
 class SharedContext:
@@ -113,6 +99,7 @@ class SharedContext:
         """Returns the context, and with keys its roster, which then admits their callers. OSError:
         the process is short of descriptors."""
         import zmq
+        from zmq.utils import z85
 
         with self._lock:
             if self._context is None:
@@ -122,7 +109,8 @@ class SharedContext:
                 if keys is not None:
                     if self._roster is None:
                         self._roster = Roster(self._context)
-                    self._roster.admit(keys)
+                    caller = z85.decode(keys.caller.public)
+                    self._roster.admitted.add((keys.plane.encode(), caller))
             except zmq.ZMQError:
                 if not self._users:
                     self._end()
@@ -145,10 +133,10 @@ class SharedContext:
         self._users, self._context, self._roster = 0, None, None
 
     def _end(self) -> None:
-        context, self._context = self._context, None
-        roster, self._roster = self._roster, None
+        context, roster = self._context, self._roster
+        self._context = self._roster = None
         if roster is not None:
-            roster.close()
+            roster.socket.close(0)
         if context is not None:
             context.term()
 
@@ -159,10 +147,6 @@ SHARED: Final = SharedContext()
 
 def _try_descriptors() -> None:
     """libzmq aborts the process where it can't have descriptors for a context."""
-    taken: list[int] = []
-    try:
+    with contextlib.ExitStack() as taken:
         for _ in range(DESCRIPTORS):
-            taken.append(os.eventfd(0, os.EFD_CLOEXEC))
-    finally:
-        for fd in taken:
-            os.close(fd)
+            taken.callback(os.close, os.eventfd(0, os.EFD_CLOEXEC))

@@ -1,4 +1,4 @@
-"""TCP sockets beside libzmq's: listeners, its connections by their descriptors, why one failed.
+"""TCP sockets: listeners, and libzmq's connections by their descriptors.
 
 libzmq's are looked at and shut down here, and never closed but in a forked child.
 """
@@ -10,13 +10,10 @@ import errno
 import os
 import socket
 import struct
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Collection, Iterator
+from typing import Any, Final, TypeAlias
 
 from .schema import Address
-
-if TYPE_CHECKING:
-    import zmq
 
 SEGMENT_BYTES: Final = 1220
 """Of TCP: any path of IPv6 carries as much. Where a path carries less than the interfaces, and its
@@ -47,117 +44,52 @@ def listener(address: str, ports: tuple[int, int], backlog: int) -> socket.socke
     raise failure
 
 
-def _looked_at(fd: int) -> socket.socket:
-    """A socket object to be detached again. Its family is that of the longest addresses."""
-    return socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=fd)
+@contextlib.contextmanager
+def _end(fd: int) -> Iterator[socket.socket]:
+    """A socket object of a descriptor, which stays open. OSError: it is no socket."""
+    # The family is that of the longest addresses.
+    end = socket.socket(socket.AF_INET6, socket.SOCK_STREAM, 0, fileno=fd)
+    try:
+        yield end
+    finally:
+        end.detach()
 
 
 def ends_of(fd: int) -> Ends | None:
     """The addresses of both ends of a TCP connection; None: it is none, or over."""
-    try:
-        end = _looked_at(fd)
-    except OSError:
-        return None
-    try:
+    with contextlib.suppress(OSError), _end(fd) as end:
         return end.getsockname(), end.getpeername()
-    except OSError:
-        return None
-    finally:
-        end.detach()
+    return None
 
 
 def shut_down(fd: int, ends: Ends) -> None:
     """Ends the connection between these ends, if the descriptor is still its."""
-    with contextlib.suppress(OSError):
-        end = _looked_at(fd)
-        try:
-            if (end.getsockname(), end.getpeername()) == ends:
-                end.shutdown(socket.SHUT_RDWR)
-        finally:
-            end.detach()
-
-
-def _is_of(fd: int, here: Collection[Address], there: Collection[Address]) -> bool:
-    """True if a descriptor listens at one of the places ``here``, has come to one, or has been made
-    to one of those ``there``."""
-    try:
-        end = _looked_at(fd)
-    except OSError:
-        return False
-    try:
-        if end.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL) != socket.IPPROTO_TCP:
-            return False
-        own = end.getsockname()
-        for host, port in here:
-            if own[1] == port and host in (own[0], "0.0.0.0", "::"):
-                return True
-        return end.getpeername()[:2] in there
-    except OSError:
-        return False
-    finally:
-        end.detach()
+    with contextlib.suppress(OSError), _end(fd) as end:
+        if (end.getsockname(), end.getpeername()) == ends:
+            end.shutdown(socket.SHUT_RDWR)
 
 
 def bound_answers(port: int | None, seconds: float) -> None:
     """Sets how long a read waits on each connection of this process to a remote ``port``."""
+    limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
     for name in os.listdir("/proc/self/fd") if port else ():
-        here, there = ends_of(int(name)) or ((), ())
-        if here[1:2] == (port,) or there[1:2] != (port,):
-            continue
-        with contextlib.suppress(OSError):
-            end = _looked_at(int(name))
-            try:
-                limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
+        with contextlib.suppress(OSError), _end(int(name)) as end:
+            if end.getsockname()[1:2] != (port,) and end.getpeername()[1:2] == (port,):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-            finally:
-                end.detach()
 
 
 def close_copies(here: Collection[Address], there: Collection[Address]) -> None:
-    """Closes a forked child's copies of listeners and connections.
+    """Closes a forked child's copies of listeners at the places ``here``, and of connections that
+    have come to one or have been made to one of those ``there``.
 
     They are found by their addresses: a descriptor that was noted may be another's by now, and one
     that libzmq hasn't told of yet isn't noted.
     """
     for name in os.listdir("/proc/self/fd"):
-        if _is_of(int(name), here, there):
-            os.close(int(name))
-
-
-class Refusals:
-    """Asks the kernel why a connection failed, which libzmq doesn't say: by plain connections,
-    which ``poller`` waits for."""
-
-    def __init__(self, poller: zmq.Poller) -> None:
-        self._poller = poller
-        self._asked: dict[int, tuple[socket.socket, int]] = {}
-
-    def __contains__(self, fd: object) -> bool:
-        return fd in self._asked
-
-    def ask(self, peer: int, address: Address) -> int | None:
-        """Connects to where ``peer`` was to be. Returns the error if it is known at once."""
-        import zmq
-
-        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        try:
-            made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            code = made.connect_ex(address)
-        except OSError as error:  # short of descriptors
-            return error.errno or errno.EMFILE
-        self._asked[made.fileno()] = made, peer
-        self._poller.register(made.fileno(), zmq.POLLOUT)
-        return None if code == errno.EINPROGRESS else code
-
-    def answer(self, fd: int) -> tuple[int, int]:
-        """The kernel's answer: whose it is, and the error; 0: somebody listens there."""
-        made, peer = self._asked[fd]
-        return peer, made.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-
-    def forget(self, peer: int) -> None:
-        """Nobody waits for the answer any more."""
-        for fd, (made, asking) in list(self._asked.items()):
-            if asking == peer:
-                self._poller.unregister(fd)
-                del self._asked[fd]
-                made.close()
+        with contextlib.suppress(OSError), _end(int(name)) as end:
+            if end.getsockopt(socket.SOL_SOCKET, socket.SO_PROTOCOL) != socket.IPPROTO_TCP:
+                continue
+            own, port = end.getsockname()[:2]
+            is_here = any((host, port) in here for host in (own, "0.0.0.0", "::"))
+            if is_here or end.getpeername()[:2] in there:
+                os.close(int(name))

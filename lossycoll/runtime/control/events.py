@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import socket
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -33,8 +33,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A connection is over; all that came over it has been told before. ``why``: as errors tell
-    it."""
+    """A connection is over; all that came over it has been told. ``why``: as errors say it."""
 
     peer: Peer
     why: str
@@ -58,7 +57,7 @@ Event: TypeAlias = Connected | Received | Closed | Refused | Readable
 
 
 NUMBER_BYTES: Final = 8
-"""Bytes of the number, from 0, at the start of a sealed message."""
+"""Bytes of a sealed message's number, from 0: CURVE doesn't find what is left out."""
 NEVER: Final = float("inf")
 
 
@@ -75,8 +74,7 @@ class Connection:
     ends: Ends | None = None
     sent: int = 0  # messages; the next one's number
     taken: int = 0
-    gone: bool = False  # the user has been told, or doesn't want to be
-    admitted: bool = False  # the user knows whose it is
+    probe: socket.socket | None = None  # another connection there, which learns why this one failed
     until: float = NEVER  # when it is cut off
 
     @property
@@ -96,16 +94,3 @@ class Connection:
     @property
     def own(self) -> str:
         return "" if self.ends is None else str(self.ends[0][0])
-
-    def sealed(self, body: bytes) -> bytes:
-        """The next message of a sealed connection: CURVE doesn't find what is left out."""
-        return self.sent.to_bytes(NUMBER_BYTES, "big") + body
-
-    def opened(self, bodies: Sequence[bytes], *, is_sealed: bool) -> bytes | None:
-        """Body of a message; None: no transport has sent it, or not now."""
-        if len(bodies) != 1:
-            return None
-        if not is_sealed:
-            return bodies[0]
-        number, body = bodies[0][:NUMBER_BYTES], bodies[0][NUMBER_BYTES:]
-        return body if number == self.taken.to_bytes(NUMBER_BYTES, "big") else None

@@ -22,7 +22,7 @@ import functools
 import ipaddress
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import UnionType
 from typing import (
@@ -151,28 +151,33 @@ class Schema(Generic[Message]):
 def _struct(cls: Any) -> tuple[Read, Plain]:
     """Codec of a dataclass, which travels as a list of its fields."""
     hints = get_type_hints(cls, include_extras=True)
-    names = tuple(entry.name for entry in dataclasses.fields(cls))
-    codecs = [_codec(hints[name]) for name in names]
-    readers, count = tuple(read for read, _ in codecs), len(names)
-    plains = tuple(zip(names, (plain for _, plain in codecs), strict=True))
+    names = [entry.name for entry in dataclasses.fields(cls)]
+    read, plain = _row(names, [_codec(hints[name]) for name in names])
+    return (
+        lambda value, size: cls(*read(value, size)),
+        lambda message: plain([getattr(message, name) for name in names]),
+    )
 
-    def read(value: Any, size: int) -> Any:
-        if type(value) is not list or len(value) != count:
+
+def _row(names: Sequence[str], codecs: Sequence[tuple[Read, Plain | None]]) -> tuple[Read, Plain]:
+    """Codec of a list that has one field of each name."""
+    readers, plains = [read for read, _ in codecs], [plain for _, plain in codecs]
+
+    def read(value: Any, size: int) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) != len(names):
             found = f"{len(value)} fields" if type(value) is list else f"{value!r:.40}"
-            raise Malformed(f"{found}, wanted {count} fields: {', '.join(names) or 'none'}")
+            raise Malformed(f"{found}, wanted {len(names)} fields: {', '.join(names) or 'none'}")
         values: list[Any] = []
         try:
             for check, field in zip(readers, value, strict=True):
                 values.append(check(field, size))
         except ValueError as error:
             raise Malformed(f"{names[len(values)]}: {error}") from None
-        return cls(*values)
+        return tuple(values)
 
-    def plain(message: Any) -> list[Any]:
-        return [
-            getattr(message, name) if to is None else to(getattr(message, name))
-            for name, to in plains
-        ]
+    def plain(values: Sequence[Any]) -> list[Any]:
+        pairs = zip(plains, values, strict=True)
+        return [value if to is None else to(value) for to, value in pairs]
 
     return read, plain
 
@@ -183,7 +188,7 @@ def _codec(hint: Any) -> tuple[Read, Plain | None]:
     for mark in marks:
         if isinstance(mark, Coded):
             return mark.read, mark.plain
-    read, plain = _bounded(base, {type(mark): mark for mark in marks})
+    read, plain = _bounded(base, marks)
     for mark in marks:
         if isinstance(mark, Check):
             read = _then(read, mark.read)
@@ -194,22 +199,23 @@ def _then(first: Read, second: Read) -> Read:
     return lambda value, size: second(first(value, size), size)
 
 
-def _bounded(base: Any, marks: dict[type, Any]) -> tuple[Read, Plain | None]:
+def _bounded(base: Any, marks: list[Any]) -> tuple[Read, Plain | None]:
     origin, inner = get_origin(base), get_args(base)
     if dataclasses.is_dataclass(base):
         return _struct(base)
-    if base in (int, float):
-        if Version in marks:
-            least = most = marks[Version].number
-        else:
-            least, most = marks[Between].least, marks[Between].most
-        return (_integer if base is int else _real)(least, most), None
     if origin is tuple and inner[-1] is not Ellipsis:
-        return _fixed([_codec(each) for each in inner])
-    if base is str or origin is tuple:
-        least, most = marks[Length].least, marks[Length].most
-        return (_text(least, most), None) if base is str else _list(_codec(inner[0]), least, most)
-    return _of_type(origin or base), None  # bool, dict, list
+        return _row([f"{n + 1}" for n in range(len(inner))], [_codec(each) for each in inner])
+    for mark in marks:
+        if isinstance(mark, Version):
+            return _number(int, mark.number, mark.number), None
+        if isinstance(mark, Between):
+            return _number(base, mark.least, mark.most), None
+        if isinstance(mark, Length) and base is str:
+            return _text(mark.least, mark.most), None
+        if isinstance(mark, Length):
+            return _list(_codec(inner[0]), mark.least, mark.most)
+    assert base in (bool, dict, list) or origin in (dict, list), f"{base} has no bounds"
+    return _of_type(origin or base), None
 
 
 def _of_type(kind: type) -> Read:
@@ -221,20 +227,16 @@ def _of_type(kind: type) -> Read:
     return read
 
 
-def _integer(least: float, most: float) -> Read:
-    def read(value: Any, size: int) -> int:
-        if type(value) is not int or not least <= value <= most:
-            raise Malformed(f"{value!r:.40}, wanted a whole number from {least} to {most}")
-        return value
+def _number(kind: type[int] | type[float], least: float, most: float) -> Read:
+    kinds = {int, kind}
+    wanted = f"a number from {least:g} to {most:g}"
+    if kind is int:
+        wanted = f"a whole number from {least} to {most}"
 
-    return read
-
-
-def _real(least: float, most: float) -> Read:
     def read(value: Any, size: int) -> float:
-        if type(value) not in (int, float) or not least <= value <= most:  # NaN is neither
-            raise Malformed(f"{value!r:.40}, wanted a number from {least:g} to {most:g}")
-        return float(value)
+        if type(value) not in kinds or not least <= value <= most:  # NaN is neither
+            raise Malformed(f"{value!r:.40}, wanted {wanted}")
+        return kind(value)
 
     return read
 
@@ -257,21 +259,6 @@ def _list(codec: tuple[Read, Plain | None], least: int, most: int) -> tuple[Read
         return tuple([check(one, size) for one in value])
 
     return read, list if to is None else lambda values: [to(one) for one in values]
-
-
-def _fixed(codecs: list[tuple[Read, Plain | None]]) -> tuple[Read, Plain]:
-    readers = [read for read, _ in codecs]
-
-    def read(value: Any, size: int) -> Any:
-        if type(value) is not list or len(value) != len(readers):
-            raise Malformed(f"{value!r:.40}, wanted a list of {len(readers)}")
-        return tuple([check(one, size) for check, one in zip(readers, value, strict=True)])
-
-    def plain(values: Any) -> list[Any]:
-        pairs = zip(codecs, values, strict=True)
-        return [one if to is None else to(one) for (_, to), one in pairs]
-
-    return read, plain
 
 
 # ---- types that several schemas have ----

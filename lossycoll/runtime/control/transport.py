@@ -18,19 +18,13 @@ stranger. What users rely on:
 What strangers can do is bounded. A handshake that takes longer than ``handshake`` seconds ends, and
 so does a connection that isn't admitted so long after it came. Of more than ``strangers`` that
 aren't admitted the oldest goes, those of hosts in ``near`` last. If the user has heard of such a
-connection, ``Closed`` tells its end. With a secret (CURVE) whoever hasn't it can't finish a
-handshake, and nothing but a key that is new for each connection is seen of either end. CURVE finds
-what is changed or repeated on the way, and not what is left out: so sealed messages are numbered.
-After a message that CURVE refuses libzmq takes no other one of that connection, and doesn't always
-end it: this end's user hears nothing more of it. In clear a stranger can make this end keep what it
-sends in that time. :attr:`Transport.counts` says how many came and were refused.
+connection, ``Closed`` tells its end. After a message that CURVE refuses libzmq takes no other one
+of that connection, and doesn't always end it: this end's user hears nothing more of it.
 
-One ROUTER socket has all connections, both ways: a DEALER for each would take four descriptors a
-peer. libzmq tells of connections by their descriptors (its monitor), and of messages by routing
-ids: a message that brings a new routing id has the descriptor, which joins both. ROUTER can't
-close one connection, so an incoming one is shut down by its descriptor, if that still has the two
-addresses that it had when it was accepted; one that was made here is disconnected by its endpoint,
-whose port is written with leading zeros of its own for that.
+One ROUTER socket has all connections, both ways (docs/control.md#transport): a DEALER for each
+would take four descriptors a peer. ROUTER can't close one connection, so an incoming one is shut
+down by its descriptor, if that still has the two addresses that it had when it was accepted; one
+that was made here is disconnected by its endpoint, whose port has leading zeros of its own.
 
 Long because what libzmq's monitor tells and what its socket hears change the same tables.
 """
@@ -48,21 +42,13 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
+from . import events
 from .context import SHARED, Keys
-from .descriptors import Refusals, close_copies, ends_of, shut_down
-from .events import (
-    NEVER,
-    Closed,
-    Connected,
-    Connection,
-    Event,
-    Peer,
-    Readable,
-    Received,
-    Refused,
-)
+from .descriptors import close_copies, ends_of, shut_down
+from .events import NEVER, NUMBER_BYTES, Connection, Event, Peer
 from .schema import Address
 
 if TYPE_CHECKING:
@@ -101,23 +87,18 @@ _names: Final = itertools.count()
 _here: Final[weakref.WeakSet[Transport]] = weakref.WeakSet()
 
 
+@dataclass(eq=False)
 class Transport:
-    """All control connections of one user in this process; ``close`` at the end.
+    """All control connections of one user in this process; ``close`` at the end. OSError: the
+    process is short of descriptors."""
 
-    ``keys`` seal all connections; None: all is in clear. ``strangers``: connections that have come
-    and aren't admitted, at most. ``near``: numeric addresses whose strangers are dropped after all
-    others. ``handshake``: seconds that a stranger has. OSError: the process is short of
-    descriptors.
-    """
+    keys: Keys | None = None  # seal all connections; None: all is in clear
+    _: KW_ONLY
+    strangers: int = STRANGERS  # connections that have come and aren't admitted, at most
+    near: Collection[str] = ()  # numeric addresses whose strangers are dropped after all others
+    handshake: float | None = None  # seconds that a stranger has; None: the usual ones
 
-    def __init__(
-        self,
-        keys: Keys | None = None,
-        *,
-        strangers: int = STRANGERS,
-        near: Collection[str] = (),
-        handshake: float | None = None,
-    ) -> None:
+    def __post_init__(self) -> None:
         import zmq
 
         self.counts: Counter[str] = Counter()
@@ -125,11 +106,8 @@ class Transport:
         (``foreign``), and what ZMTP or CURVE doesn't take as it comes (``forged``)."""
         self.highest = -1
         """The highest descriptor that a connection which came has had."""
-        self.near = near
-        self.strangers = strangers
         self.closed = False
-        self._handshake = HANDSHAKE_SECONDS if handshake is None else handshake
-        self._keys = keys
+        self._handshake = HANDSHAKE_SECONDS if self.handshake is None else self.handshake
         self._numbers = itertools.count(1)
         self._routing = b"\1" + secrets.token_bytes(8)
         """Begins the routing ids that are chosen here: libzmq aborts where another end has one."""
@@ -151,8 +129,8 @@ class Transport:
         self._listens_at: Address = ("", 0)
         self._timers_at = NEVER
         self._poller = zmq.Poller()
-        self._refusals = Refusals(self._poller)
-        context, self._roster = SHARED.acquire(keys)
+        self._probes: dict[int, Connection] = {}
+        context, self._roster = SHARED.acquire(self.keys)
         with contextlib.ExitStack() as undo:
             undo.callback(SHARED.release)
             try:
@@ -181,7 +159,7 @@ class Transport:
             (zmq.RECONNECT_IVL, 3_600_000),  # never: a connection that is over is disconnected
         ):
             self._router.setsockopt(option, value)
-        events = (
+        told = (
             zmq.EVENT_ACCEPTED
             | zmq.EVENT_CONNECTED
             | zmq.EVENT_CLOSED
@@ -190,7 +168,7 @@ class Transport:
         )
         # Never one that was: libzmq frees a name some time after its socket is closed.
         place = f"inproc://lossycoll.monitor.{next(_names)}"
-        self._router.monitor(place, events)
+        self._router.monitor(place, told)
         # libzmq's I/O thread waits where a monitor is full, and so would all connections.
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._monitor.setsockopt(zmq.LINGER, 0)
@@ -207,17 +185,17 @@ class Transport:
 
         listener.setblocking(False)
         self._listens_at = listener.getsockname()[:2]
-        if self._keys is not None and self._roster is not None:
+        if self.keys is not None and self._roster is not None:
             self._poller.register(self._roster.fd, zmq.POLLIN)
             self._router.setsockopt(zmq.CURVE_SERVER, 1)
-            self._router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.listener.secret)
-            self._router.setsockopt(zmq.ZAP_DOMAIN, self._keys.plane.encode())
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, self.keys.listener.secret)
+            self._router.setsockopt(zmq.ZAP_DOMAIN, self.keys.plane.encode())
             self._router.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         self._router.setsockopt(zmq.IPV6, ":" in self._listens_at[0])
         self._router.setsockopt(zmq.USE_FD, listener.detach())
         self._router.bind(_endpoint(self._listens_at))
         self._router.setsockopt(zmq.USE_FD, -1)
-        if self._keys is not None:
+        if self.keys is not None:
             self._router.setsockopt(zmq.CURVE_SERVER, 0)
 
     def connect(self, place: Address) -> Peer:
@@ -234,10 +212,10 @@ class Transport:
             raise OSError(errno.EADDRINUSE, many)
         routing = self._routing + peer.to_bytes(8, "big")
         one = Connection(peer, time.monotonic(), endpoint, place, routing)
-        if self._keys is not None:
-            self._router.setsockopt(zmq.CURVE_SERVERKEY, self._keys.listener.public)
-            self._router.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.caller.public)
-            self._router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.caller.secret)
+        if self.keys is not None:
+            self._router.setsockopt(zmq.CURVE_SERVERKEY, self.keys.listener.public)
+            self._router.setsockopt(zmq.CURVE_PUBLICKEY, self.keys.caller.public)
+            self._router.setsockopt(zmq.CURVE_SECRETKEY, self.keys.caller.secret)
         self._router.setsockopt(zmq.IPV6, ":" in place[0])
         self._router.setsockopt(zmq.CONNECT_ROUTING_ID, routing)
         try:
@@ -249,10 +227,7 @@ class Transport:
 
     def admit(self, peer: Peer) -> None:
         """The user knows whose connection it is, and keeps it."""
-        one = self._peers.get(peer)
-        if one is not None:
-            one.admitted = True
-            self._waiting.pop(peer, None)
+        self._waiting.pop(peer, None)
 
     def send(self, peer: Peer, body: bytes) -> bool:
         """Sends a message of 1 to ``LONGEST`` bytes; never waits. False: there is no connection."""
@@ -265,8 +240,8 @@ class Transport:
 
         if not one.routing or one.until < NEVER:
             return False
-        if self._keys is not None:
-            body = one.sealed(body)
+        if self.keys is not None:
+            body = one.sent.to_bytes(NUMBER_BYTES, "big") + body
         one.sent += 1
         try:
             self._router.send_multipart([one.routing, body], zmq.DONTWAIT)
@@ -322,7 +297,7 @@ class Transport:
         self.closed = True
         end = time.monotonic() + linger
         for one in list(self._peers.values()):
-            greeted = one.admitted or (one.is_ours and one.heard)
+            greeted = one.heard if one.is_ours else one.peer not in self._waiting
             if not (linger and greeted and self._send(one, FIN)):
                 self._cut(one)
         while self._peers and (left := end - time.monotonic()) > 0:
@@ -330,26 +305,10 @@ class Transport:
         _here.discard(self)
         self._undo.close()
 
-    def abandon(self) -> None:
-        """In a forked child, which a fork calls: the connections are the parent's."""
-        if not self.closed:
-            self.closed = True
-            os.close(self._wake)
-
     def own(self, peer: Peer) -> str:
         """The numeric address of this end of a connection; "": the other end isn't reached yet."""
         one = self._peers.get(peer)
         return "" if one is None else one.own
-
-    @property
-    def places(self) -> set[Address]:
-        """Where connections that were made here lead."""
-        return {one.place for one in self._peers.values() if one.is_ours}
-
-    @property
-    def place(self) -> Address:
-        """Where it listens; port 0: nowhere."""
-        return self._listens_at
 
     # ---- one turn ----
 
@@ -363,13 +322,13 @@ class Transport:
             if end == self._wake:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
-            elif end in self._refusals:
-                peer, code = self._refusals.answer(end)
-                self._failed(self._peers[peer], code)
+            elif (one := self._probes.get(end)) is not None and one.probe is not None:
+                code = one.probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                self._failed(one, code)  # 0: somebody listens there
             elif self._roster is not None and end == self._roster.fd:
                 self._roster.serve()
             elif isinstance(end, int):
-                self._events.append(Readable(end))
+                self._events.append(events.Readable(end))
         # Whatever came over a connection that the monitor says is over is in the socket by now.
         self._hear_monitor()
         if self._hear_messages():
@@ -466,7 +425,7 @@ class Transport:
         over, self._over = self._over, []
         for one in over:
             self._by_routing.pop(one.routing, None)
-            if not one.gone:
+            if one.peer in self._peers:
                 self._end(one, "closed by the other end" if one.heard else CLOSED_UNHEARD)
 
     def _end(self, one: Connection, why: str) -> None:
@@ -474,7 +433,7 @@ class Transport:
         tells = one.until == NEVER
         self._cut(one)
         if tells:
-            self._events.append(Closed(one.peer, why))
+            self._events.append(events.Closed(one.peer, why))
 
     def _cut(self, one: Connection) -> None:
         """Ends a connection without an event. What has come over it is read and dropped."""
@@ -500,26 +459,39 @@ class Transport:
                 self._router.disconnect(endpoint)
 
     def _forget(self, one: Connection) -> None:
-        one.gone = True
         self._peers.pop(one.peer, None)
         self._waiting.pop(one.peer, None)
-        self._refusals.forget(one.peer)
+        if one.probe is not None:
+            if self._probes.pop(one.probe.fileno(), None) is not None:
+                self._poller.unregister(one.probe.fileno())
+            one.probe.close()
+            one.probe = None
 
-    # ---- why a connection failed: libzmq doesn't say it ----
+    # ---- why a connection failed: libzmq doesn't say it, but the kernel says it once more ----
 
     def _ask(self, one: Connection) -> None:
+        import zmq
+
         self._disconnect(one)
-        code = self._refusals.ask(one.peer, one.place)
-        if code is not None:
+        family = socket.AF_INET6 if ":" in one.place[0] else socket.AF_INET
+        try:
+            one.probe = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            code = one.probe.connect_ex(one.place)
+        except OSError as error:  # short of descriptors
+            code = error.errno or errno.EMFILE
+        if one.probe is None or code != errno.EINPROGRESS:
             self._failed(one, code)
+        else:
+            self._probes[one.probe.fileno()] = one
+            self._poller.register(one.probe.fileno(), zmq.POLLOUT)
 
     def _failed(self, one: Connection, code: int) -> None:
         self._cut(one)
         if code == errno.ECONNREFUSED:
-            self._events.append(Refused(one.peer))
+            self._events.append(events.Refused(one.peer))
         else:
             why = os.strerror(code).lower() if code else "no answer"
-            self._events.append(Closed(one.peer, why))
+            self._events.append(events.Closed(one.peer, why))
 
     # ---- messages ----
 
@@ -563,26 +535,27 @@ class Transport:
 
     def _turn_away(self, one: Connection, why: str) -> None:
         """Ends a connection, and tells it if the user has heard of that."""
-        if (one.heard or one.is_ours) and not one.gone:
+        if (one.heard or one.is_ours) and one.peer in self._peers:
             self._end(one, why)
         else:
             self._cut(one)
 
     def _take(self, one: Connection, bodies: Sequence[bytes]) -> None:
-        if one.gone or one.until < NEVER:
+        if one.peer not in self._peers or one.until < NEVER:
             return
-        body = one.opened(bodies, is_sealed=self._keys is not None)
-        if body is None:
+        number = b"" if self.keys is None else one.taken.to_bytes(NUMBER_BYTES, "big")
+        if len(bodies) != 1 or not bodies[0].startswith(number):
             self.counts["foreign"] += 1
             self._end_unknown(one)
             return
         if not one.heard:
-            self._events.append(Connected(one.peer, one.address, one.own))
+            self._events.append(events.Connected(one.peer, one.address, one.own))
         one.taken += 1
+        body = bodies[0][len(number) :]
         if body == FIN:
             self._end(one, "it has finished")
         else:
-            self._events.append(Received(one.peer, body))
+            self._events.append(events.Received(one.peer, body))
 
 
 def _endpoint(place: Address, zeros: int = 0) -> str:
@@ -596,10 +569,11 @@ def _abandon_all() -> None:
     _here.clear()
     if not here:
         return
-    listening = {one.place for one in here if one.place[1]}
-    leading: set[Address] = set().union(*(one.places for one in here))
+    listening = {one._listens_at for one in here if one._listens_at[1]}
+    leading = {each.place for one in here for each in one._peers.values() if each.is_ours}
     for one in here:
-        one.abandon()
+        one.closed = True
+        os.close(one._wake)
     close_copies(listening, leading)
     SHARED.forget()
 

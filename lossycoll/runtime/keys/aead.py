@@ -6,6 +6,7 @@ import base64
 import binascii
 import contextlib
 import secrets
+from dataclasses import dataclass
 from typing import Final
 
 from lossycoll._native import ffi, lib
@@ -24,8 +25,7 @@ _MOST_BYTES: Final = 1 << 20
 
 
 def library(path: str = "") -> tuple[str, str]:
-    """(version, "") of the libcrypto that seals, or ("", why there is none). ``path``: its file;
-    empty: any."""
+    """(version, "") of libcrypto, or ("", why there is none). ``path``: its file; empty: any."""
     with contextlib.suppress(ImportError):  # it may lie where the loader wouldn't look
         import _ssl  # noqa: F401
     why = lib.lc_crypto_load(path.encode())
@@ -77,12 +77,12 @@ def open_sealed(key: bytes, iv: bytes, sealed: bytes, known: bytes = b"") -> byt
     return bytes(ffi.buffer(out, len(sealed) - TAG_BYTES)) if code == lib.LC_OK else None
 
 
+@dataclass(frozen=True)
 class SealedValues:
     """Values of a store that anybody may read and write. Each has a key of its own, drawn with it:
     a rank that starts again never uses one twice."""
 
-    def __init__(self, secret: Secret) -> None:
-        self._secret = secret
+    secret: Secret
 
     def seal(self, name: str, value: str) -> str:
         """``value`` as it may stand in the store under ``name``, and nowhere else."""
@@ -103,4 +103,4 @@ class SealedValues:
         return None if text is None else text.decode()
 
     def _key(self, salt: bytes) -> bytes:
-        return self._secret.derived("value", salt.hex())
+        return self.secret.derived("value", salt.hex())

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import hmac
 import os
-import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,14 +56,8 @@ def transcript(session: str, nonces: list[str]) -> str:
     return hashlib.sha256("/".join([session, *nonces]).encode()).hexdigest()
 
 
-def new_secret() -> str:
-    """32 random bytes, as text."""
-    return base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
-
-
 def find_secret(environ: Mapping[str, str] | None = None) -> Secret | None:
-    """The job's secret, of ``LOSSYCOLL_SECRET`` or else ``LOSSYCOLL_SECRET_FILE``; None: neither is
-    set."""
+    """The secret of ``LOSSYCOLL_SECRET``, or ``LOSSYCOLL_SECRET_FILE``; None: neither is set."""
     environ = os.environ if environ is None else environ
     if VARIABLE in environ:
         # Its bytes, as a file's: in another locale they would be another text.
@@ -96,25 +88,17 @@ def _read(path: str) -> bytes:
         with open(
             path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)
         ) as file:
-            _check_file(path, os.fstat(file.fileno()))
-            return file.read(MOST_BYTES + 2)
+            found = os.fstat(file.fileno())
+            mode = stat.S_IMODE(found.st_mode)
+            if not stat.S_ISREG(found.st_mode):
+                why = "is no file"
+            elif found.st_uid not in (0, os.geteuid()):
+                user = os.geteuid()
+                why = f"belongs to another user ({found.st_uid}); this process runs as {user}"
+            elif mode & 0o077:
+                why = f"others than its owner may use (mode {mode:04o}); chmod 600 {path}"
+            else:
+                return file.read(MOST_BYTES + 2)
     except OSError as error:
-        raise OptionError(
-            f"{FILE_VARIABLE} is {path}, which can't be read: {error.strerror}"
-        ) from error
-
-
-def _check_file(path: str, found: os.stat_result) -> None:
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISREG(found.st_mode):
-        raise OptionError(f"{FILE_VARIABLE} is {path}, which is no file")
-    if found.st_uid not in (0, os.geteuid()):
-        raise OptionError(
-            f"{FILE_VARIABLE} is {path}, which belongs to another user ({found.st_uid}); this "
-            f"process runs as {os.geteuid()}"
-        )
-    if mode & 0o077:
-        raise OptionError(
-            f"{FILE_VARIABLE} is {path}, which others than its owner may use (mode {mode:04o}); "
-            f"chmod 600 {path}"
-        )
+        why = f"can't be read: {error.strerror}"
+    raise OptionError(f"{FILE_VARIABLE} is {path}, which {why}")

@@ -1,15 +1,10 @@
 """Processes of one machine hand one another descriptors: of the memory that each lets them read,
-and of the pipe by which it is woken.
+and of the pipe by which it is woken (docs/rendezvous.md).
 
-Each listens at an abstract Unix socket, which no file system is needed for, under a name that it
-draws and tells in the rendezvous; connects with each of the others, and sends. Nobody waits for an
-answer: a connection that was made, and what was sent over it, is in the listener's queue. So once
-all have said in the rendezvous that they have sent, each takes what there is, and what isn't there
-doesn't come. docs/rendezvous.md has the steps.
-
-Nothing is believed but what comes from a process of the same user that knows the token of those who
-have met; and what it sends must be memory that can't shrink under its readers, and a pipe that can
-be opened once more, as the engine does: its owner could make a write to the one it sent block.
+Each listens at an abstract Unix socket, under a name that it draws and tells in the rendezvous.
+Nobody waits for an answer: a connection that was made, and what was sent over it, is in the
+listener's queue. What is taken must be memory that can't shrink under its readers, and a pipe that
+can be opened once more, as the engine does: its owner could make a write to the one it sent block.
 """
 
 from __future__ import annotations
@@ -125,22 +120,19 @@ class DescriptorExchange:
                 self._waiting.append(connection)
             return
         except OSError as error:
-            self._refuse(-1, f"receiving failed: {error.strerror}", ())
+            self.refused[-1] = f"receiving failed: {error.strerror}"
             connection.close()
             return
-        with connection:
-            process, reason = _sender(message, token, expected)
+        connection.close()
+        process, reason = _sender(message, token, expected)
         if process in self.taken:
             process, reason = -1, f"process {process} sent twice"
         reason = reason or _unusable(descriptors)
         if reason:
-            self._refuse(process, reason, descriptors)
+            _close(descriptors)
+            self.refused[process] = reason
         else:
             self.taken[process] = (descriptors[0], descriptors[1])
-
-    def _refuse(self, process: int, reason: str, descriptors: Iterable[int]) -> None:
-        _close(descriptors)
-        self.refused[process] = reason
 
 
 def _send_one(name: str, message: bytes, descriptors: tuple[int, int]) -> None:
@@ -171,8 +163,7 @@ def peer_user(end: socket.socket) -> int:
 
 
 def _sender(message: bytes, token: str, expected: frozenset[int]) -> tuple[int, str]:
-    """(number, "") of the process that has sent ``message``; (-1, reason) where it isn't one of
-    those that have met."""
+    """(number, "") of the process that has sent ``message``; (-1, reason): of none that has met."""
     try:
         said: Any = json.loads(message)
         theirs, process = said["token"].encode(), said["process"]

@@ -9,6 +9,7 @@ import ipaddress
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -55,54 +56,54 @@ class Interface:
 
 def mtu_of(name: str) -> int:
     """MTU of the interface ``name`` in bytes; InterfaceError when there is none of that name."""
+    try:
+        return _asked(name, SIOCGIFMTU, "i")
+    except OSError as error:
+        raise InterfaceError(f"interface {name}: no MTU ({error.strerror})") from error
+
+
+def _asked(name: str, question: int, answer: str) -> int:
+    """What the kernel says of an interface. OSError: there is none of that name."""
     request = bytearray(IFREQ.pack(os.fsencode(name), b""))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            fcntl.ioctl(probe, SIOCGIFMTU, request)
-        except OSError as error:
-            raise InterfaceError(f"interface {name}: no MTU ({error.strerror})") from error
-    return int(struct.unpack_from("i", request, 16)[0])
+        fcntl.ioctl(probe, question, request)
+    return int(struct.unpack_from(answer, request, 16)[0])
 
 
 def interfaces() -> list[Interface]:
     """All addresses of all interfaces that are up, IPv4 first; link-local IPv6 is left out."""
     found: list[Interface] = []
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for name, address in [*_ipv4(), *_ipv6()]:
+    for name, address in [*_ipv4(), *_ipv6()]:
+        with contextlib.suppress(OSError, InterfaceError):  # gone since it was listed
             # The kernel lists the addresses of those that are down as well.
-            if (_flags(probe, name) or 0) & IFF_UP:
-                with contextlib.suppress(InterfaceError):  # gone since it was listed
-                    found.append(Interface(name, address, mtu_of(name)))
+            if _asked(name, SIOCGIFFLAGS, "H") & IFF_UP:
+                found.append(Interface(name, address, mtu_of(name)))
     return found
 
 
-def _ipv4() -> list[tuple[str, str]]:
+def _ipv4() -> Iterator[tuple[str, str]]:
     room = array.array("B", bytes(IFREQ.size * MAX_ADDRESSES))
     address, length = room.buffer_info()
     request = bytearray(struct.pack("iP", length, address))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         fcntl.ioctl(probe, SIOCGIFCONF, request)
     used = struct.unpack_from("i", request)[0]
-    out = []
     for name, sockaddr in IFREQ.iter_unpack(room.tobytes()[:used]):
         # An address beside an interface's first may be listed under an alias such as eth0:1.
         plain = name.rstrip(b"\0").partition(b":")[0]
-        out.append((os.fsdecode(plain), socket.inet_ntoa(sockaddr[4:8])))
-    return out
+        yield os.fsdecode(plain), socket.inet_ntoa(sockaddr[4:8])
 
 
-def _ipv6() -> list[tuple[str, str]]:
+def _ipv6() -> Iterator[tuple[str, str]]:
     try:
         lines = IPV6_ADDRESSES.read_bytes().splitlines()
     except OSError:  # a kernel without IPv6
-        return []
-    out = []
+        return
     for line in lines:
-        digits, _, _, _, _, name = line.split()
+        digits, *_, name = line.split()
         address = ipaddress.IPv6Address(bytes.fromhex(digits.decode()))
         if not address.is_link_local:
-            out.append((os.fsdecode(name), str(address)))
-    return out
+            yield os.fsdecode(name), str(address)
 
 
 def choose(wanted: str, master: str | None) -> Interface:
@@ -119,7 +120,9 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
     """
     have = interfaces()
     if wanted != "auto":
-        address = _plain(wanted)
+        address = wanted
+        with contextlib.suppress(ValueError):
+            address = str(ipaddress.ip_address(wanted))  # in its usual spelling
         found = [one for one in have if wanted == one.name or address == one.address]
         if not found:
             raise InterfaceError(
@@ -127,12 +130,11 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
                 f"address of this machine; there are: {_listed(have)}"
             )
         versions = [Interface("", local, 0).version for local in _routes(master)] if master else []
-        order = {version: number for number, version in enumerate(dict.fromkeys(versions))}
-        usable = sorted(found, key=lambda one: order.get(one.version, len(order)))
-        mtus = {one.address: _routes(master, one.address) for one in usable} if master else {}
+        usable = sorted(found, key=lambda one: [*versions, one.version].index(one.version))
         return [
-            replace(one, mtu=min([one.mtu, *mtus.get(one.address, {}).values()]))
+            replace(one, mtu=min([one.mtu, *routes.values()]))
             for one in _one_of_each(usable)
+            for routes in [_routes(master, one.address) if master else {}]
         ]
     # 192.0.2.1 is set aside for documentation (RFC 5737): it has the default route, and a UDP
     # connect sends nothing.
@@ -140,9 +142,14 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
     if not sources and master is None:
         sources = {"127.0.0.1": mtu_of("lo")}
     if not sources:
-        raise InterfaceError(
-            f"{_why_unreached(str(master))}, or set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
+        why = (
+            f"{master!r} is no host that this one knows; check the name (MASTER_ADDR of a job) and "
+            f"the DNS"
+            if _resolved(str(master)) is None
+            else f"no route to {master!r}; check the address (MASTER_ADDR of a job) and the "
+            f"routing table"
         )
+        raise InterfaceError(f"{why}, or set LOSSYCOLL_INTERFACE to one of: {_listed(have)}")
     by_address = {one.address: one for one in reversed(have)}
     for local in sources:
         if local not in by_address and Interface("", local, 0).loopback:
@@ -158,14 +165,6 @@ def candidates(wanted: str, master: str | None) -> list[Interface]:
             f"no interface that is up; set LOSSYCOLL_INTERFACE to one of: {_listed(have)}"
         )
     return _one_of_each(usable)
-
-
-def _plain(address: str) -> str:
-    """The usual spelling of a numeric address; what is none stays as it is."""
-    try:
-        return str(ipaddress.ip_address(address))
-    except ValueError:
-        return address
 
 
 def _one_of_each(found: list[Interface]) -> list[Interface]:
@@ -184,16 +183,6 @@ def _resolved(host: str) -> list[Any] | None:
         return socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
         return None
-
-
-def _why_unreached(host: str) -> str:
-    """Why no local address leads to ``host``, and what to check."""
-    if _resolved(host) is None:
-        return (
-            f"{host!r} is no host that this one knows; check the name (MASTER_ADDR of a job) and "
-            f"the DNS"
-        )
-    return f"no route to {host!r}; check the address (MASTER_ADDR of a job) and the routing table"
 
 
 def _routes(host: str, source: str | None = None) -> dict[str, int]:
@@ -218,8 +207,9 @@ def why_cut_off(device: str, own: str, far: str) -> str:
     the address ``far``, with a remedy; "" where it can. Nothing is sent to find out."""
     family = socket.AF_INET6 if ":" in own else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        flags = _flags(probe, device)
-        if flags is None:
+        try:
+            flags = _asked(device, SIOCGIFFLAGS, "H")
+        except OSError:
             return f"this host no longer has the interface {device}; bring it back (`ip link`)"
         if not flags & IFF_UP:
             return f"the interface {device} ({own}) of this host is down: `ip link set {device} up`"
@@ -244,16 +234,6 @@ def why_cut_off(device: str, own: str, far: str) -> str:
                 f"`ip route get {far} from {own}`"
             )
     return ""
-
-
-def _flags(probe: socket.socket, device: str) -> int | None:
-    """What the kernel says of an interface; None: there is none of that name."""
-    request = bytearray(IFREQ.pack(os.fsencode(device), b""))
-    try:
-        fcntl.ioctl(probe, SIOCGIFFLAGS, request)
-    except OSError:
-        return None
-    return int(struct.unpack_from("H", request, 16)[0])
 
 
 def _listed(have: list[Interface]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -49,12 +49,8 @@ class Machine:
     @classmethod
     def from_json(cls, said: Any) -> Machine | None:
         """Reads what another rank says; None where that isn't a machine."""
-        kinds = (str, int, int, int)
-        if not isinstance(said, Sequence) or len(said) != len(kinds):
-            return None
-        if not all(isinstance(value, kind) for value, kind in zip(said, kinds, strict=True)):
-            return None
-        return cls(*said)
+        is_one = isinstance(said, list) and [*map(type, said)] == [str, int, int, int]
+        return cls(*said) if is_one else None
 
 
 def this_machine() -> Machine:
@@ -105,9 +101,8 @@ def core_mask() -> int:
 
 def core_limit(proc: Path = PROC, mounts: Path = MOUNTS) -> float:
     """Number of cores whose time its control groups let it have; infinite without a limit."""
-    return min(
-        [math.inf, *(_limit(version, folder) for version, folder in groups_of("cpu", proc, mounts))]
-    )
+    limits = (_limit(version, folder) for version, folder in groups_of("cpu", proc, mounts))
+    return min(limits, default=math.inf)
 
 
 def _limit(version: int, folder: Path) -> float:
@@ -126,18 +121,9 @@ def _limit(version: int, folder: Path) -> float:
 def memory_room(proc: Path = PROC, mounts: Path = MOUNTS) -> float:
     """Bytes that can be had without anything being ended; infinite if nothing says so. What the
     kernel would drop for it (its cache of files) counts as free."""
-    return min([_of_machine(proc), *_of_groups(proc, mounts)])
-
-
-def _of_machine(proc: Path) -> float:
-    found = _table(proc / "meminfo").get("MemAvailable:")
-    return math.inf if found is None else found * 1024.0
-
-
-def _of_groups(proc: Path, mounts: Path) -> Iterator[float]:
-    """Free bytes in each control group that this process is in, and in those around them."""
-    for version, folder in groups_of("memory", proc, mounts):
-        yield _room(folder, *MEMORY_FILES[version])
+    of_machine = 1024.0 * _table(proc / "meminfo").get("MemAvailable:", math.inf)
+    groups = groups_of("memory", proc, mounts)
+    return min([of_machine, *(_room(folder, *MEMORY_FILES[version]) for version, folder in groups)])
 
 
 def _room(folder: Path, limit_file: str, used_file: str, *cache: str) -> float:

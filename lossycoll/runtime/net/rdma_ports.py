@@ -50,13 +50,7 @@ class Port:
     state: str  # ``ACTIVE``, or why it carries nothing, as in ``DOWN``
     layer: str  # ``Ethernet`` or ``InfiniBand``
     gids: tuple[Gid, ...]
-    folder: Path  # in sysfs
-
-    @property
-    def counters(self) -> str:
-        """The folder of its own counters; empty if it has none."""
-        found = self.folder / "hw_counters"
-        return str(found) if found.is_dir() else ""
+    counters: str  # the folder of its own counters; empty if it has none
 
     def __str__(self) -> str:
         return f"{self.device}:{self.number}"
@@ -76,38 +70,34 @@ class ChosenPort:
 def ports(root: Path | None = None) -> list[Port]:
     """All ports of all devices; none where there is no RDMA. ``root``: None: :data:`ROOT`."""
     folder = root or ROOT
-    if not folder.is_dir():
-        return []
-    return [
-        _port(device, number)
-        for device in sorted(folder.iterdir())
-        for number in sorted(_numbered(device / "ports"))
-    ]
+    devices = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [_port(device, path) for device in devices for path in _numbered(device / "ports")]
 
 
-def _numbered(folder: Path) -> Iterator[int]:
-    if folder.is_dir():
-        yield from (int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+def _numbered(folder: Path) -> list[Path]:
+    """The entries of a folder that are named by numbers, in their order."""
+    found = [path for path in folder.glob("*") if path.name.isdecimal()]
+    return sorted(found, key=lambda path: int(path.name))
 
 
-def _port(device: Path, number: int) -> Port:
-    folder = device / "ports" / str(number)
+def _port(device: Path, folder: Path) -> Port:
     state = _text(folder / "state").rpartition(":")[2].strip()
     layer = _text(folder / "link_layer")
-    gids = tuple(sorted(_gids(folder, layer), key=lambda gid: gid.index))
-    return Port(device.name, number, state, layer, gids, folder)
+    counters = folder / "hw_counters"
+    path = str(counters) if counters.is_dir() else ""
+    return Port(device.name, int(folder.name), state, layer, tuple(_gids(folder, layer)), path)
 
 
 def _gids(folder: Path, layer: str) -> Iterator[Gid]:
-    for index in _numbered(folder / "gids"):
-        text = _text(folder / "gids" / str(index))
+    for path in _numbered(folder / "gids"):
+        text = _text(path)
         if not text.strip("0:"):  # empty, as most of some hundreds are
             continue
         with contextlib.suppress(ValueError):
             address = ipaddress.IPv6Address(text)
             attributes = folder / "gid_attrs"
-            kind = _text(attributes / "types" / str(index)) if layer == ETHERNET else layer
-            yield Gid(index, address, kind, _text(attributes / "ndevs" / str(index)))
+            kind = _text(attributes / "types" / path.name) if layer == ETHERNET else layer
+            yield Gid(int(path.name), address, kind, _text(attributes / "ndevs" / path.name))
 
 
 def _text(path: Path) -> str:
@@ -148,7 +138,12 @@ def choose_port(
     active.sort(key=lambda port: not any(_is_of(one, interface) for one in port.gids))
     if gid != AUTO_GID:
         return _with_gid(active, gid), ""
-    found = [ChosenPort(port, one) for port in active for one in _suiting(port, interface, wanted)]
+    found = [
+        ChosenPort(port, one)
+        for port in active
+        for one in usable_gids(port)
+        if wanted or port.layer != ETHERNET or _is_of(one, interface)
+    ]
     if not found:
         why = (
             f"no GID of {ROUTABLE} with the address of {interface}: {_listed(active)}; give the "
@@ -187,13 +182,6 @@ def usable_gids(port: Port) -> list[Gid]:
     if port.layer != ETHERNET:
         return list(port.gids[:1])
     return [gid for gid in port.gids if gid.kind == ROUTABLE]
-
-
-def _suiting(port: Port, interface: Interface, wanted: str) -> list[Gid]:
-    usable = usable_gids(port)
-    if wanted or port.layer != ETHERNET:
-        return usable
-    return [gid for gid in usable if _is_of(gid, interface)]
 
 
 def _is_of(gid: Gid, interface: Interface) -> bool:

@@ -53,7 +53,8 @@ def round_trips(
             still = begun < tries or any(number in missing for number, _ in waiting.values())
             if not missing or not still:
                 break
-            for fd, _ in poller.poll(_pause(start, begun, tries, seconds)):
+            until = start + (begun * APART_SECONDS if begun < tries else seconds)
+            for fd, _ in poller.poll(max(0, math.ceil(1000 * (until - time.monotonic())))):
                 poller.unregister(fd)
                 number, connection = waiting.pop(fd)
                 if (taken := _taken(connection)) > 0:
@@ -62,15 +63,8 @@ def round_trips(
     return best
 
 
-def _pause(start: float, begun: int, tries: int, seconds: float) -> int:
-    """Milliseconds until there is something to do, though nobody answers."""
-    until = begun * APART_SECONDS if begun < tries else seconds
-    return max(0, math.ceil(1000 * (start + until - time.monotonic())))
-
-
 def _begun(places: Mapping[int, tuple[str, int]]) -> Iterator[tuple[int, socket.socket]]:
-    """A connection with each host that is being made, unless there is no way to it, or this process
-    is short of descriptors."""
+    """Connections that are being made, but for hosts without a way, or for want of descriptors."""
     for number, (host, port) in places.items():
         try:
             connection = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)

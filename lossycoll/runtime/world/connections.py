@@ -1,12 +1,9 @@
-"""A rank's control connections: who is at the other end, and what it may say.
+"""A rank's control connections: who is at the other end, and what it may say (docs/control.md).
 
-Every rank listens. A *member* connection goes from a rank to the coordinator and carries messages
-both ways. A *question* is a connection of its own to any rank: the answer is the other's hello, or
-that nobody listens there any more. After a cut TCP tries an old connection ever less often, so that
-a silent rank is asked over a new one.
-
-Both ends begin with a :class:`Hello`; before it has come nothing else is believed. Used by one
-thread, but for ``open`` and ``wake``.
+A *member* connection goes from a rank to the coordinator and carries messages both ways. A
+*question* is a connection of its own to any rank: the answer is the other's hello, or that nobody
+listens there any more. Before a :class:`Hello` has come, nothing is believed. Used by one thread,
+but for ``open`` and ``wake``.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from lossycoll.errors import no_listener, no_port
 from lossycoll.runtime.control import events as transport_events
@@ -47,48 +44,38 @@ far away answers none that is given up too soon. Once a member connection with t
 every third attempt is short again, and none has more than twice what a connection took."""
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """A message over the member connection with ``rank``."""
+@dataclass(frozen=True)
+class Event:
+    """News of ``rank``."""
 
     rank: int
+
+
+@dataclass(frozen=True)
+class Received(Event):
+    """A message has come over the member connection with it."""
+
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """There is a member connection with ``rank`` now."""
-
-    rank: int
+class Connected(Event):
+    """There is a member connection with it now."""
 
 
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """The member connection with ``rank`` is no more."""
-
-    rank: int
+class Broken(Event):
+    """The member connection with it is no more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """``rank``'s host answers that nobody listens there: its process has ended."""
-
-    rank: int
+class Refused(Event):
+    """Its host answers that nobody listens there: its process has ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class Alive:
-    """``rank`` has answered a question, or has asked one."""
-
-    rank: int
+class Alive(Event):
+    """It has answered a question, or has asked one."""
 
 
-@dataclass(frozen=True, slots=True)
-class RekeyAsked:
-    """A process that has the secret asks for new keys."""
-
-
-Event: TypeAlias = Received | Connected | Broken | Refused | Alive | RekeyAsked
+class RekeyAsked(Event):
+    """A process that has the secret asks it, this rank, for new keys."""
 
 
 @dataclass(slots=True)
@@ -104,22 +91,20 @@ class _Connection:
     known: bool = False  # the other end's hello has come
 
 
+@dataclass(eq=False)
 class Connections:
-    """One rank's. ``open``, ``start``, then the rest; ``close`` at the end. ``secret``: all
-    connections are sealed with it; None: none is. OSError: the process is short of descriptors."""
+    """One rank's. ``open``, ``start``, then the rest; ``close`` at the end. OSError: the process is
+    short of descriptors."""
 
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        clock: Callable[[], float] = time.monotonic,
-        secret: Secret | None = None,
-    ) -> None:
-        self._is_sealed = secret is not None
-        self._rank, self._world, self._clock = rank, world, clock
+    rank: int
+    world: int
+    clock: Callable[[], float] = time.monotonic
+    secret: Secret | None = None  # seals all connections; None: none is sealed
+
+    def __post_init__(self) -> None:
         self._token = ""
         self._foreign = 0
-        self.states = RankStates(world)
+        self.states = RankStates(self.world)
         """The world's table of its ranks; who is lost gets no answer."""
         self.trouble: dict[int, str] = {}
         """Reason why the last attempt to reach a rank failed."""
@@ -129,7 +114,8 @@ class Connections:
         """The address that a rank has connected from, where it isn't the one that it gave."""
         self.members: dict[int, _Connection] = {}
         """The ranks with which there is a member connection."""
-        self._places: list[tuple[str, int]] = []
+        self.places: list[tuple[str, int]] = []
+        """Where each rank listens: numeric address and port. After ``start``."""
         self._connections: dict[int, _Connection] = {}
         self._questions: dict[int, _Connection] = {}
         self._coordinator: int | None = None
@@ -142,8 +128,8 @@ class Connections:
         """Seconds from an attempt to reach a rank until its hello came, the last time."""
         self._events: list[Event] = []
         self._listener: socket.socket | None = None
-        keys = None if secret is None else keys_of(secret, PLANE)
-        self._transport = Transport(keys, strangers=world + STRANGERS)
+        keys = None if self.secret is None else keys_of(self.secret, PLANE)
+        self._transport = Transport(keys, strangers=self.world + STRANGERS)
 
     @property
     def foreign(self) -> int:
@@ -152,11 +138,10 @@ class Connections:
         return self._foreign + counts["handshake"] + counts["foreign"]
 
     def open(self, address: str, ports: tuple[int, int]) -> int:
-        """Listens on a port of ``ports`` (first, last; 0: any), and returns it. RendezvousError:
-        all are taken. EngineError: none can be had for another reason."""
-        where = self._rank, self._world, address, ports
+        """Listens on a port of ``ports`` (first, last; 0: any), and returns it."""
+        where = self.rank, self.world, address, ports
         try:
-            self._listener = listener(address, ports, CONNECTIONS * self._world + STRANGERS)
+            self._listener = listener(address, ports, CONNECTIONS * self.world + STRANGERS)
         except OSError as error:
             if error.errno == errno.EADDRINUSE and ports[0]:
                 raise no_port(*where) from error
@@ -171,15 +156,11 @@ class Connections:
         for host, port in endpoints:
             # Numeric; a str would load the codec for names.
             found = socket.getaddrinfo(host.encode(), port, type=socket.SOCK_STREAM)[0][4]
-            self._places.append((str(found[0]), int(found[1])))
-        self._transport.near = {host for host, _ in self._places}
+            self.places.append((str(found[0]), int(found[1])))
+        self._transport.near = {host for host, _ in self.places}
         if self._listener is not None:
             self._transport.listen(self._listener)
             self._listener = None
-
-    def place_of(self, rank: int) -> tuple[str, int]:
-        """Where a rank listens: numeric address and port. After ``start``."""
-        return self._places[rank]
 
     def wake(self) -> None:
         """Ends a wait of :meth:`poll`; may be called by any thread, until ``close``."""
@@ -195,8 +176,7 @@ class Connections:
         self._connect_coordinator(now)
 
     def tick(self, now: float, patience: float) -> None:
-        """Retries a broken connection with the coordinator, or one pending for ``patience`` s, or
-        longer if none has worked yet."""
+        """Retries a broken connection with the coordinator, or one that takes too long."""
         if self._coordinator is None or now - self._tried_at < patience:
             return
         under_way = self._to_coordinator
@@ -247,8 +227,7 @@ class Connections:
             self._listener.close()
 
     def abandon(self) -> None:
-        """In a forked child: closes a listener that isn't the transport's yet, which sees to all
-        else."""
+        """In a forked child: closes a listener that isn't the transport's yet."""
         if self._listener is not None:
             self._listener.close()
 
@@ -260,7 +239,7 @@ class Connections:
     def _connect(self, rank: int, purpose: str, now: float) -> _Connection | None:
         """Begins a connection; None: it couldn't be begun."""
         try:
-            peer = self._transport.connect(self._places[rank])
+            peer = self._transport.connect(self.places[rank])
         except OSError:
             return None
         connection = self._connections[peer] = _Connection(peer, purpose, now, rank)
@@ -272,16 +251,14 @@ class Connections:
     def _on_event(self, event: transport_events.Event) -> None:
         if isinstance(event, transport_events.Readable):
             return
-        connection = self._connections.get(event.peer)
         if isinstance(event, transport_events.Connected):
-            if connection is None:
-                connection = _Connection(
-                    event.peer, "stranger", self._clock(), source=event.address
-                )
-                self._connections[event.peer] = connection
-        elif connection is None:
+            came = _Connection(event.peer, "stranger", self.clock(), source=event.address)
+            self._connections.setdefault(event.peer, came)
             return
-        elif isinstance(event, transport_events.Received):
+        connection = self._connections.get(event.peer)
+        if connection is None:
+            return
+        if isinstance(event, transport_events.Received):
             self._take(connection, event.body)
         elif isinstance(event, transport_events.Closed):
             self._over(connection, event.why)
@@ -314,14 +291,13 @@ class Connections:
 
     def _say_hello(self, connection: _Connection) -> None:
         purpose = "question" if connection.purpose == "question" else "member"
-        self._transport.send(
-            connection.peer, pack(Hello(VERSION, self._token, self._rank, purpose))
-        )
+        hello = Hello(VERSION, self._token, self.rank, purpose)
+        self._transport.send(connection.peer, pack(hello))
 
     def _take(self, connection: _Connection, body: bytes) -> None:
         message: Message | None = None
         with contextlib.suppress(Malformed):
-            message = unpack(body, self._world)
+            message = unpack(body, self.world)
         if connection.known and message is not None and not isinstance(message, Hello):
             self._heard.add(connection.rank)
             self._events.append(Received(connection.rank, message))
@@ -334,21 +310,23 @@ class Connections:
     def _answer(self, connection: _Connection, hello: Hello) -> bool:
         """Takes the first message of a connection. False: whoever sent it isn't answered."""
         came, purpose = connection.rank < 0, hello.purpose
-        if came and purpose == "rekey" and self._is_sealed:
+        if came and purpose == "rekey" and self.secret is not None:
             self._say_hello(connection)
-            self._events.append(RekeyAsked())
+            self._events.append(RekeyAsked(self.rank))
         elif came and purpose in QUESTIONS and connection.purpose == "stranger":
             # In clear anybody may ask; over a sealed connection, whoever has the secret.
             connection.purpose = "told"  # and it stays a stranger, who isn't told a second time
             for answer in self.answers.to(purpose):
                 self._transport.send(connection.peer, answer)
-        elif not self._knows_token(hello):
+        elif not hmac.compare_digest(
+            hello.token.encode("utf-8", "surrogatepass"), self._token.encode()
+        ):
             return False
-        elif came and (hello.rank, purpose) == (self._rank, "probe"):
+        elif came and (hello.rank, purpose) == (self.rank, "probe"):
             self._say_hello(connection)  # and it stays a stranger
         elif (
             purpose in ("member", "question")
-            and hello.rank != self._rank
+            and hello.rank != self.rank
             and connection.rank in (-1, hello.rank)
         ):
             self._greeted(connection, hello)
@@ -356,16 +334,12 @@ class Connections:
             return False
         return True
 
-    def _knows_token(self, hello: Hello) -> bool:
-        token = hello.token.encode("utf-8", "surrogatepass")
-        return hmac.compare_digest(token, self._token.encode())
-
     def _greeted(self, connection: _Connection, hello: Hello) -> None:
         connection.known = True
         self._transport.admit(connection.peer)
         if connection.rank < 0:  # it has connected here
             connection.rank, connection.purpose = hello.rank, hello.purpose
-            if connection.source != self._places[hello.rank][0]:
+            if connection.source != self.places[hello.rank][0]:
                 self.sources[hello.rank] = connection.source
             if hello.purpose != "question":
                 self._say_hello(connection)
@@ -375,7 +349,7 @@ class Connections:
                 self._events.append(Alive(hello.rank))
             return
         self.trouble.pop(connection.rank, None)
-        self._took[connection.rank] = self._clock() - connection.since
+        self._took[connection.rank] = self.clock() - connection.since
         self._unanswered_attempts[connection.rank] = 0
         if connection.purpose == "question":
             self._events.append(Alive(connection.rank))

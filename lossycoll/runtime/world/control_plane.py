@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Final
 
 from lossycoll.runtime.engine.status_record import Record
@@ -35,35 +36,26 @@ _here: Final[weakref.WeakSet[ControlPlane]] = weakref.WeakSet()
 """The planes of this process, so that a forked child can close its copies of their sockets."""
 
 
+@dataclass(eq=False)
 class ControlPlane:
-    """One process's end. ``open``, ``start``, ``meet``; ``hold`` and ``release``, or ``close``.
+    """One process's end. ``open``, ``start``, ``meet``; ``hold`` and ``release``, or ``close``."""
 
-    ``rank``: this process's number among the ``world`` processes, at least 2. ``liveness``: seconds
-    within which a silent rank is named, by a ``clock`` that never runs backwards. ``secret``: all
-    connections are sealed with it; None: none is.
-    """
+    rank: int  # this process's number
+    world: int  # among so many, at least 2
+    liveness: float  # seconds within which a silent rank is named
+    _: KW_ONLY
+    clock: Callable[[], float] = time.monotonic  # never runs backwards
+    secret: Secret | None = None  # seals all connections; None: none is sealed
 
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        liveness: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        secret: Secret | None = None,
-    ) -> None:
-        self.rank = rank
-        self.world = world
-        self.liveness = liveness
-        self._clock = clock
-        self._sockets = Connections(rank, world, clock, secret)
+    def __post_init__(self) -> None:
+        self._sockets = Connections(self.rank, self.world, self.clock, self.secret)
         self._met_or_failed = threading.Event()
         self.protocol = WorldProtocol(
-            rank,
-            world,
-            liveness,
+            self.rank,
+            self.world,
+            self.liveness,
             sockets=self._sockets,
-            clock=clock,
+            clock=self.clock,
             on_met_or_failed=self._met_or_failed.set,
             on_rekey=self._rekey_hosts,
         )
@@ -74,28 +66,24 @@ class ControlPlane:
         self._tasks: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        """Groups can't be made on it any more."""
         self._over = False
         """The thread has ended, or never began and never will."""
         self._holders = 0
         _here.add(self)
 
     @property
-    def foreign(self) -> int:
-        """Messages dropped since they were malformed, without the token, or of no group here."""
-        return self.protocol.foreign
-
-    @property
     def is_sound(self) -> bool:
         """True if groups can still be made on it."""
-        return self.protocol.ready and not (self.protocol.is_lost or self._stopping or self._over)
+        return self.protocol.ready and not (self.protocol.is_lost or self._stopping)
 
     def is_here(self, rank: int) -> bool:
         """True if a rank of the world is neither lost nor gone, as far as this one knows."""
-        return self.protocol.is_here(rank)
+        return not self.protocol.states.is_gone(rank)
 
     def place_of(self, rank: int) -> tuple[str, int]:
-        """See :meth:`Connections.place_of`."""
-        return self._sockets.place_of(rank)
+        """Where a rank listens: numeric address and port. After ``start``."""
+        return self._sockets.places[rank]
 
     def open(self, address: str, ports: tuple[int, int] = (0, 0)) -> int:
         """See :meth:`Connections.open`."""
@@ -110,10 +98,8 @@ class ControlPlane:
         self._thread.start()
 
     def tell_status(self, session: str, read: Callable[[bool], Sequence[Record]]) -> None:
-        """From now on whoever asks is told of the job. ``read``: the records of the job on this
-        machine."""
-        places = [self._sockets.place_of(rank) for rank in range(self.world)]
-        self._sockets.answers = Answers(session, places, read)
+        """Tells whoever asks of the job. ``read``: its records on this machine."""
+        self._sockets.answers = Answers(session, self._sockets.places, read)
 
     @property
     def has_met(self) -> bool:
@@ -147,10 +133,8 @@ class ControlPlane:
     def hold(self) -> bool:
         """Keeps the plane from its end until ``release``. False: it is ending."""
         with self._lock:
-            if self._stopping or self._over:
-                return False
-            self._holders += 1
-            return True
+            self._holders += not self._stopping
+            return not self._stopping
 
     def release(self) -> None:
         """Undoes ``hold``; the last one leaves the world and joins the thread."""
@@ -162,8 +146,7 @@ class ControlPlane:
             self.close()
 
     def close(self) -> None:
-        """Leaves the world, joins the thread, frees the sockets. Idempotent, also where Ctrl-C has
-        ended it."""
+        """Leaves the world, joins the thread, frees the sockets. Idempotent, also after Ctrl-C."""
         with self._lock:
             if self._thread is None and not self._over:
                 self._over = self._stopping = True
@@ -186,10 +169,9 @@ class ControlPlane:
     def post(self, task: Callable[[], None]) -> None:
         """Has the thread run ``task`` soon; nothing once the plane is at its end."""
         with self._lock:
-            if self._stopping or self._over:
-                return
-            self._tasks.append(task)
-            self._sockets.wake()
+            if not self._stopping:
+                self._tasks.append(task)
+                self._sockets.wake()
 
     def call(self, task: Callable[[], None]) -> None:
         """Has the thread run ``task``, and returns when it has: here where there is none."""
@@ -203,26 +185,24 @@ class ControlPlane:
 
         thread = self._thread
         with self._lock:
-            own = self._over or thread is None or threading.current_thread() is thread
-            if not own:
+            elsewhere = not self._over and threading.current_thread() is not thread
+            if thread is not None and elsewhere:
                 self._tasks.append(run)
                 self._sockets.wake()
-        if own:
-            task()
-            return
-        assert thread is not None
-        while not done.wait(0.05):
-            if not thread.is_alive() and not done.is_set():
-                task()
+        while thread is not None and elsewhere and thread.is_alive():
+            if done.wait(0.05):
                 return
+        if not done.is_set():
+            task()
 
     # ---- the thread ----
 
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as error:  # else nobody would ever learn of a death again
-            self.protocol.broken(error)
+        except Exception as error:  # all groups hear of it, or they'd never learn of a death again
+            for membership in self.protocol.groups:
+                membership.listener.on_broken(error)
             with contextlib.suppress(Exception):
                 self._run_tasks()
             raise
@@ -231,16 +211,17 @@ class ControlPlane:
                 self.protocol.say_goodbye()
             with self._lock:
                 self._stopping = self._over = True
-            self._sockets.close(0.0 if self.protocol.is_cut_off else LINGER_SECONDS)
+            is_heard = self.protocol.welcomed and not self.protocol.is_lost
+            self._sockets.close(LINGER_SECONDS if is_heard else 0.0)
             self._met_or_failed.set()
 
     def _serve(self) -> None:
         until = 0.0
-        while not self._stopping or (self.protocol.seeks_coordinator and self._clock() < until):
+        while not self._stopping or (self.protocol.seeks_coordinator and self.clock() < until):
             if not self._stopping:
-                until = self._clock() + LINGER_SECONDS
+                until = self.clock() + LINGER_SECONDS
             # Receive before judging: what has come while this thread had to wait is no silence.
-            pause = self.protocol.due - self._clock()
+            pause = self.protocol.due - self.clock()
             events = self._sockets.poll(min(pause, LEAVING_SECONDS) if self._stopping else pause)
             self._run_tasks()
             self.protocol.step(events)

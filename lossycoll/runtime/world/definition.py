@@ -1,4 +1,4 @@
-"""Definition of a group at one rank, as far as all of its ranks must agree.
+"""Comparison of a group's ranks: their definitions of it, versions and options.
 
 A group that is made without a round of its ranks finds out in its first operation whether they do:
 the digest is part of every signature. What differs they then tell one another by the control plane.
@@ -6,37 +6,17 @@ the digest is part of every signature. What differs they then tell one another b
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any
 
 from lossycoll.errors import RendezvousError
 from lossycoll.options.fields import GIVEN
 from lossycoll.runtime.core.logfmt import named
 
-
-@dataclass(frozen=True)
-class Definition:
-    """A group as one rank defines it."""
-
-    rank: int
-    """Who says so, of the group."""
-    members: tuple[int, ...]
-    """torch's global rank of each rank of the group."""
-    options: Mapping[str, Any]
-    """Those that all ranks must agree on: :meth:`Options.shared`."""
-    digest: int = field(init=False)
-    """64 bits, equal on ranks whose members and options are."""
-
-    def __post_init__(self) -> None:
-        text = json.dumps([self.members, sorted(self.options.items())])
-        digest = blake2b(text.encode(), digest_size=8).digest()
-        object.__setattr__(self, "digest", int.from_bytes(digest, "little"))
+from .messages import Defined
 
 
-def difference(one: Definition, other: Definition) -> str:
+def difference(one: Defined, other: Defined) -> str:
     """Difference of two ranks' definitions, in words that are the same whoever asks; "": none.
     Ranks are the group's where its members are undisputed, else torch's global ones."""
     one, other = sorted((one, other), key=lambda each: each.members[each.rank])
@@ -87,8 +67,7 @@ def compare_versions(rank: int, versions: Sequence[Sequence[Any] | None]) -> Non
 
 
 def compare_options(rank: int, shared: Sequence[Mapping[str, Any]]) -> None:
-    """Raises RendezvousError, with the same content on every rank, if options that must agree
-    (``shared``: each rank's :meth:`Options.shared`) differ."""
+    """The same if options differ that must agree (``shared``: each rank's Options.shared)."""
     for other, theirs in enumerate(shared):
         if how := differing_option(0, shared[0], other, theirs):
             raise RendezvousError(f"rank {rank}/{len(shared)}: {how}", peer=other)

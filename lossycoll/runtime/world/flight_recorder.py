@@ -80,13 +80,10 @@ def _description(group: GroupRecord) -> str:
 
 
 def _status(group: GroupRecord) -> dict[str, int]:
-    done = [call.seq for call in group.calls if call.ended >= 0]
-    made = [call.seq for call in group.calls]
-    return {
-        "last_enqueued_collective": max(made, default=-1),
-        "last_started_collective": max(made, default=-1),
-        "last_completed_collective": max(done, default=-1),
-    }
+    made = max((call.seq for call in group.calls), default=-1)
+    done = max((call.seq for call in group.calls if call.ended >= 0), default=-1)
+    names = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
+    return dict(zip(names, (made, made, done), strict=True))
 
 
 def _entries(group: GroupRecord, begin: int, now: int) -> list[Dump]:
@@ -106,12 +103,9 @@ def _call(group: GroupRecord, operations: Sequence[CallRecord], now: int) -> Dum
     ended = min(one.ended for one in operations)  # -1: one of them hasn't
     shapes = _shapes(name, dtype, int(elements or 0), first.bytes, len(group.members))
     name = NAMES.get(name, name)
-    return _entry(group, first, name, shapes, dtype or "unknown", ended, now) | {
-        "collective_seq_id": first.seq if first.seq >= 0 else first.op - 1,
-        "p2p_seq_id": 0,
-        "op_id": first.op - 1,
-        "is_p2p": False,
-    }
+    number = first.seq if first.seq >= 0 else first.op - 1
+    ids = {"collective_seq_id": number, "p2p_seq_id": 0, "op_id": first.op - 1, "is_p2p": False}
+    return _entry(group, first, name, shapes, dtype or "unknown", ended, now) | ids
 
 
 def _message(group: GroupRecord, one: CallRecord, now: int) -> Dump:
@@ -119,12 +113,8 @@ def _message(group: GroupRecord, one: CallRecord, now: int) -> Dump:
     arrow = "<-" if kind == "recv" else "->"
     shapes = [[one.bytes]], [[one.bytes]]
     name = f"{kind} {group.rank}{arrow}{one.peer}"
-    return _entry(group, one, name, shapes, "uint8", one.ended, now) | {
-        "collective_seq_id": 0,
-        "p2p_seq_id": one.op,
-        "op_id": one.op,
-        "is_p2p": True,
-    }
+    ids = {"collective_seq_id": 0, "p2p_seq_id": one.op, "op_id": one.op, "is_p2p": True}
+    return _entry(group, one, name, shapes, "uint8", one.ended, now) | ids
 
 
 def _entry(

@@ -11,18 +11,11 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 from lossycoll import errors
-from lossycoll.errors import (
-    AbortedError,
-    ClosedError,
-    EngineError,
-    LossyError,
-    MismatchError,
-    PeerLostError,
-    RendezvousError,
-)
+from lossycoll.errors import ClosedError, LossyError, MismatchError
 from lossycoll.runtime.core.call import Collective, LongWait
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine.failures import Where
@@ -36,100 +29,54 @@ IN_ORDER: Final = (
 )
 HISTORY: Final = 4096
 """Calls that are remembered for comparison with other ranks."""
-KINDS: Final[Mapping[str, type[errors.LossyError]]] = {
-    "OptionError": errors.OptionError,
-    "RendezvousError": errors.RendezvousError,
-    "InterfaceError": errors.InterfaceError,
-    "MismatchError": errors.MismatchError,
-    "PeerLostError": errors.PeerLostError,
+SHARED: Final[Mapping[str, type[LossyError]]] = {
     "LinkError": errors.LinkError,
-    "NonFiniteError": errors.NonFiniteError,
-    "TrainingError": errors.TrainingError,
-    "CheckpointError": errors.CheckpointError,
+    "MismatchError": MismatchError,
     "OperationTimeout": errors.OperationTimeout,
-    "AbortedError": errors.AbortedError,
-    "UnsupportedError": errors.UnsupportedError,
-    "EngineError": errors.EngineError,
-    "LabError": errors.LabError,
-    "LabPermissionError": errors.LabPermissionError,
-    "ClosedError": errors.ClosedError,
-    "LossyError": errors.LossyError,
+    "PeerLostError": errors.PeerLostError,
+    "RendezvousError": errors.RendezvousError,
 }
-"""Error types, by their name on the wire, which stays when a class is renamed."""
-SHARED: Final = frozenset(
-    {
-        errors.LinkError,
-        errors.MismatchError,
-        errors.OperationTimeout,
-        errors.PeerLostError,
-        errors.RendezvousError,
-    }
-)
-"""Errors that are of the same type on all ranks, whoever finds them."""
-UNMAKEABLE: Final = (errors.OptionError, errors.InterfaceError)
-"""Errors that keep one rank from making a group: the others can't meet it."""
-OTHER: Final = "Exception"
-"""Errors that aren't of lossycoll."""
-
-_NAMES: Final[Mapping[type, str]] = {cls: name for name, cls in KINDS.items()}
+"""Errors that are of the same type on all ranks, whoever finds them, by their name on the wire,
+which stays when a class is renamed. Of any other the others hear by an AbortedError."""
 
 
 def kind_of(error: BaseException) -> str:
-    """The name under which other ranks hear of ``error``: of its type, or of the nearest base."""
-    return next((_NAMES[cls] for cls in type(error).__mro__ if cls in _NAMES), OTHER)
+    """The name under which other ranks hear of ``error``."""
+    return next((name for name, cls in SHARED.items() if isinstance(error, cls)), "Exception")
 
 
 def kind_of_unmade(error: BaseException) -> str:
-    """The same of an error by which this rank can't make a group."""
-    return _NAMES[errors.RendezvousError] if isinstance(error, UNMAKEABLE) else kind_of(error)
+    """The same of an error by which this rank can't make a group: the others can't meet it."""
+    is_own = isinstance(error, errors.OptionError | errors.InterfaceError)
+    return "RendezvousError" if is_own else kind_of(error)
 
 
-def type_for(kind: str) -> type[errors.LossyError]:
-    """Type of the error to raise where another rank has ended the group by one of ``kind``."""
-    found = KINDS.get(kind, errors.AbortedError)
-    return found if found in SHARED else errors.AbortedError
-
-
-def _nothing(error: LossyError) -> None:
-    del error
-
-
+@dataclass(eq=False)
 class Health:
-    """One rank's view of its group; the control plane's callbacks end here.
+    """One rank's view of its group; the control plane's callbacks end here."""
 
-    ``addresses``: one text per rank. ``control``: None in a world of one. ``on_failure`` runs once,
-    in the thread that finds the failure, and must be quick. ``outlive``: the group continues
-    without ranks that are lost. ``group``: its name in torch. ``device``: the interface that has
-    this rank's address.
-    """
+    rank: int
+    world: int
+    _: KW_ONLY
+    addresses: Sequence[str]  # one text per rank
+    liveness: float
+    control: Membership | None  # None in a world of one
+    # Runs once, in the thread that finds the failure, and must be quick
+    on_failure: Callable[[LossyError], None]
+    outlive: bool = False  # the group continues without ranks that are lost
+    group: str = ""  # its name in torch
+    device: str = ""  # the interface that has this rank's address
 
-    def __init__(
-        self,
-        rank: int,
-        world: int,
-        *,
-        addresses: Sequence[str],
-        liveness: float,
-        control: Membership | None,
-        on_failure: Callable[[LossyError], None],
-        outlive: bool = False,
-        group: str = "",
-        device: str = "",
-    ) -> None:
-        self.where = Where(rank, world, addresses=addresses, group=group)
+    def __post_init__(self) -> None:
+        self.where = Where(self.rank, self.world, addresses=self.addresses, group=self.group)
         self.failure: LossyError | None = None
         self.closed = False
         self.runs_callbacks = False
         """Whether calls have had futures that complete in another order at each rank."""
         self.seq = -1
         """Number of the last call issued."""
-        self.liveness = liveness
-        self._control = control
-        self._outlive = outlive
-        self._device = device
         self.lost: dict[int, str] = {}
         """Ranks that the group continues without, and why."""
-        self._on_failure = on_failure
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._failed = threading.Event()
@@ -193,22 +140,17 @@ class Health:
             return
         for rank, (last, _) in sorted(dict(self._left).items()):
             if call.seq > last and rank not in self.lost:
-                if self._outlive and self._control is not None:
-                    self._control.missed(rank)
-                else:
-                    self.fail(self._left_error(rank))
+                if self.outlive and self.control is not None:
+                    self.control.missed(rank)
+                elif (error := self.left(rank)) is not None:
+                    self.fail(error)
                     return
-        if self._control is not None:
-            self._control.waiting(call.seq, str(call))
+        if self.control is not None:
+            self.control.waiting(call.seq, str(call))
 
     def last_call(self) -> Collective | None:
         """The last one that this rank has issued, unless it is forgotten."""
         return self._call_at(self.seq)
-
-    def waiting_for_last(self) -> None:
-        call = self.last_call()
-        if call is not None:
-            self.waiting(call)
 
     def long_wait(self, call: Collective, since: float) -> LongWait:
         """A wait for ``call`` that asks as ``waiting`` does from time to time."""
@@ -226,28 +168,28 @@ class Health:
             self.failure = error
         last = {"seq": self.seq} if self.seq >= 0 else {}
         event(logging.INFO, self.where, "failed", **last, type=type(error).__name__, why=error)
-        self._on_failure(error)
+        self.on_failure(error)
         self._failed.set()
-        if tell and self._control is not None:
-            self._control.abort(str(error), kind_of(error))
+        if tell and self.control is not None:
+            self.control.abort(str(error), kind_of(error))
 
     def await_failure(self, seconds: float) -> LossyError | None:
         self._failed.wait(seconds)
         return self.failure
 
-    def left(self, rank: int) -> PeerLostError | None:
-        return self._left_error(rank) if rank in self._left else None
-
-    def _left_error(self, rank: int) -> PeerLostError:
+    def left(self, rank: int) -> errors.PeerLostError | None:
+        """Why a rank that has said goodbye can't take part; None: it hasn't."""
+        if rank not in self._left:
+            return None
         last, why = self._left[rank]
         when = f"after call #{last}" if last >= 0 else "before its first call was done"
         reason = f", by {why}" if why else "; did it end early, or raise an error of its own?"
         text = f"{self.where}: {self.where.peer(rank)} left the group {when}{reason}"
-        return PeerLostError(text, peer=rank)
+        return errors.PeerLostError(text, peer=rank)
 
     def detach(self) -> None:
         """Lets go of whoever made this, so that a closed group is freed without a collector."""
-        self._on_failure = _nothing
+        self.on_failure = lambda error: None
         self.on_long_wait = lambda: None
 
     # ---- what the control plane tells, from its thread ----
@@ -260,7 +202,7 @@ class Health:
                 f"{where}: the others have given this rank up, since it was silent for {silent:g} "
                 f"s (liveness {self.liveness:g} s): {cause or 'stopped, or cut off from rank 0'}"
             )
-            self.fail(AbortedError(text, peer=rank))
+            self.fail(errors.AbortedError(text, peer=rank))
         else:
             remedy = "restart the job (LOSSYCOLL_ON_PEER_LOSS=continue lets DDP's survivors go on)"
             cause = "" if ended else self.why_cut_off(rank)
@@ -268,7 +210,7 @@ class Health:
                 remedy += ", or raise LOSSYCOLL_LIVENESS if it was only busy"
             how = self._how(silent, ended, cause)
             text = f"{where}: lost {where.peer(rank)}: {how}; {remedy}"
-            self.fail(PeerLostError(text, peer=rank))
+            self.fail(errors.PeerLostError(text, peer=rank))
 
     def _how(self, silent: float, ended: bool, cause: str) -> str:
         if ended:
@@ -277,10 +219,9 @@ class Health:
         return f"{limits}: {cause}" if cause else f"{limits}, so it is dead, stopped or cut off"
 
     def why_cut_off(self, rank: int) -> str:
-        """Why this host itself can't send to ``rank`` now, with a remedy; "": it can, as far as is
-        known."""
+        """Why this host can't send to ``rank``, with a remedy; "": it can, or nothing is known."""
         own, far = self.where.numeric(self.where.rank), self.where.numeric(rank)
-        return why_cut_off(self._device, own, far) if self._device and own and far else ""
+        return why_cut_off(self.device, own, far) if self.device and own and far else ""
 
     def on_lost(self, rank: int, silent: float, ended: bool) -> None:
         cause = "" if ended else self.why_cut_off(rank)
@@ -288,9 +229,9 @@ class Health:
             self.lost[rank] = self._how(silent, ended, cause)
             self._count_left()
 
-    def lost_error(self, rank: int) -> PeerLostError:
+    def lost_error(self, rank: int) -> errors.PeerLostError:
         how = self.lost.get(rank, "")
-        return PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
+        return errors.PeerLostError(f"{self.where}: lost {self.where.peer(rank)}: {how}", peer=rank)
 
     def on_no_quorum(self, lost: Sequence[int], remaining: Sequence[int]) -> None:
         names = ", ".join(f"{self.where.peer(rank)}: {self.lost.get(rank)}" for rank in lost)
@@ -299,14 +240,14 @@ class Health:
             f"be the smaller part of a network that fell apart, or couldn't agree in time; "
             f"restart the job"
         )
-        self.fail(PeerLostError(text, peer=lost[0] if lost else None))
+        self.fail(errors.PeerLostError(text, peer=lost[0] if lost else None))
 
     def on_abort(self, rank: int, reason: str, kind: str) -> None:
         text = f"{self.where}: {self.where.peer(rank)} ended the group: {reason}"
-        self.fail(type_for(kind)(text, peer=rank))
+        self.fail(SHARED.get(kind, errors.AbortedError)(text, peer=rank))
 
     def on_differs(self, how: str) -> None:
-        self.fail(RendezvousError(f"{self.where}: {how}"), tell=True)
+        self.fail(errors.RendezvousError(f"{self.where}: {how}"), tell=True)
 
     def on_own_host(self, rank: int, options: Mapping[str, Any]) -> None:
         """``rank`` waits for all to make a host for this group, which has none here."""
@@ -315,12 +256,12 @@ class Health:
             f"{self.where}: {self.where.peer(rank)} asks for a socket of the group's own by "
             f"{asked}, this rank doesn't; write the same option into pg_options on all ranks"
         )
-        self.fail(RendezvousError(text, peer=rank), tell=True)
+        self.fail(errors.RendezvousError(text, peer=rank), tell=True)
 
     def on_broken(self, error: Exception) -> None:
         """The control plane's thread ends by ``error``: nobody here would learn of a death."""
         text = f"{self.where}: the thread that hears of other ranks failed: {error!r}"
-        self.fail(EngineError(text), tell=True)
+        self.fail(errors.EngineError(text), tell=True)
 
     def on_bye(self, rank: int, seq: int, why: str = "") -> None:
         with self._lock:

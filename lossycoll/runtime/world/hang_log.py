@@ -11,6 +11,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,37 +36,28 @@ _LIBRARY: Final = re.compile(r"/lib/python3[^/]*/(?!(site|dist)-packages/)")
 _FRAME: Final = re.compile(r'File "([^"]*)", line (\d+), in (.*)')
 
 
+@dataclass(eq=False)
 class HangLog:
-    """Log of calls that hang, of one group at one rank.
+    """Log of calls that hang, of one group at one rank."""
 
-    ``number``: the group's number on the wire. ``warn_after``: seconds; 0: nothing is ever logged.
-    ``job``: the records of the job on this machine. ``ask``: the record and the Python stacks of a
-    process, or None of what it doesn't tell.
-    """
-
-    def __init__(
-        self,
-        where: Where,
-        page: Path,
-        number: int,
-        warn_after: float,
-        job: Callable[[], Sequence[Record]],
-        ask: Callable[[int], tuple[Record | None, str | None]],
-    ) -> None:
-        self._where, self._page, self._number = where, page, number
-        self._warn_after = warn_after
-        self._job, self._ask = job, ask
-        self._lock = threading.Lock()
-        self._call: tuple[int, int, str] | None = None
-        self._due = 0.0
+    where: Where
+    page: Path
+    number: int  # the group's, on the wire
+    warn_after: float  # seconds; 0: nothing is ever logged
+    job: Callable[[], Sequence[Record]]  # the records of the job on this machine
+    # The record and the Python stacks of a process, or None of what it doesn't tell
+    ask: Callable[[int], tuple[Record | None, str | None]]
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _call: tuple[int, int, str] | None = field(default=None, init=False)
+    _due: float = field(default=0.0, init=False)
 
     def look(self) -> None:
         """Called about once a second while a call takes long, by any thread."""
-        if not self._warn_after or not self._lock.acquire(blocking=False):
+        if not self.warn_after or not self._lock.acquire(blocking=False):
             return
         try:
             with contextlib.suppress(OSError, ValueError):
-                if self._is_due(status_page.read_page(self._page)):
+                if self._is_due(status_page.read_page(self.page)):
                     start_thread(self._tell, "lossycoll-waits")
         finally:
             self._lock.release()
@@ -76,47 +68,46 @@ class HangLog:
             self._call = None
             return False
         group, call = found
-        name = (call.op, call.seq, call.text)
-        if name != self._call:
+        if (name := (call.op, call.seq, call.text)) != self._call:
             self._call = name
-            self._due = max(self._warn_after, USUAL_TIMES * group.usual)
+            self._due = max(self.warn_after, USUAL_TIMES * group.usual)
         if call.began < self._due:
             return False
         self._due = 2 * call.began
         return True
 
     def _waiting(self, record: Record) -> tuple[GroupRecord, CallRecord] | None:
-        return waiting_in([group for group in record.groups if group.number == self._number])
+        return waiting_in([group for group in record.groups if group.number == self.number])
 
     def _tell(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            fields = self._fields(status_page.read_page(self._page))
-            if fields is not None:
-                event(logging.WARNING, self._where, "waits", **fields)
+            self._log(status_page.read_page(self.page))
 
-    def _fields(self, mine: Record) -> dict[str, Any] | None:
-        """Fields of the line; None: the call has ended meanwhile."""
+    def _log(self, mine: Record) -> None:
         found = self._waiting(mine)
         if found is None or (found[1].op, found[1].seq, found[1].text) != self._call:
-            return None
-        records = [mine, *(one for one in self._job() if one.process != mine.process)]
+            return  # it has ended meanwhile
+        records = [mine, *(one for one in self.job() if one.process != mine.process)]
         entry = job_of(mine.session, records)["ranks"][mine.process]
         late = {peer.rank: process for process, peer in enumerate(mine.peers)}
         asked = [late[rank] for rank in entry["waits_for"] if rank in late][:MOST_ASKED]
         stacks: dict[int, str | None] = {}
         for process in asked:
-            record, stacks[process] = self._ask(process)
+            record, stacks[process] = self.ask(process)
             if record is not None and all(one.process != process for one in records):
                 records.append(record)
         ranks = job_of(mine.session, records)["ranks"]
         now = ranks[mine.process]
-        return {
-            "seq": now["call_number"],
-            "call": now["call"],
-            "seconds": round(now["call_seconds"] or 0.0, 1),
-            "waits_for": ",".join(map(str, now["waits_for"])) or "none that is known",
-            "because": "; ".join(_what(ranks[one], stacks[one]) for one in asked) or NO_RANK_LATE,
-        }
+        event(
+            logging.WARNING,
+            self.where,
+            "waits",
+            seq=now["call_number"],
+            call=now["call"],
+            seconds=round(now["call_seconds"] or 0.0, 1),
+            waits_for=",".join(map(str, now["waits_for"])) or "none that is known",
+            because="; ".join(_what(ranks[one], stacks[one]) for one in asked) or NO_RANK_LATE,
+        )
 
 
 def _what(rank: Mapping[str, Any], stacks: str | None) -> str:
@@ -126,8 +117,7 @@ def _what(rank: Mapping[str, Any], stacks: str | None) -> str:
 
 
 def innermost(stacks: str) -> str:
-    """The innermost frame of the first thread of :func:`python_stacks`, outside Python's library
-    where there is one; empty: there is none at all."""
+    """The innermost frame of the first thread, outside Python's library if there is one; or ""."""
     main = stacks.partition("\n\n")[0]
     frames = _FRAME.findall(main)
     if not frames:

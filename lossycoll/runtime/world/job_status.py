@@ -39,6 +39,12 @@ _TOLD: Final = LOST_STATES | {RankState.LEFT}
 """States of a rank that others know better than it."""
 RECENT_SHARE: Final = 0.25
 """Share of liveness after which an unheard rank without a record counts as silent."""
+FIELDS: Final = (
+    "rank", "host", "pid", "control", "state", "tells", "heard_seconds", "groups",
+    "call", "call_number", "call_group", "call_seconds", "waits_for", "last_call",
+    "step_seconds", "sealed", "missing", "recovered", "link",
+)  # fmt: skip
+"""What the entry of a rank has; None where nobody tells."""
 
 
 def jobs_of(records: Iterable[Record]) -> list[dict[str, Any]]:
@@ -72,28 +78,16 @@ def latest(records: Iterable[Record]) -> dict[int, Record]:
     return found
 
 
-def _seen_by_others(process: int, known: Mapping[int, Record]) -> list[PeerRecord]:
-    """Records that living processes have of another one."""
-    return [
-        record.peers[process]
-        for other, record in known.items()
-        if other != process and not status_page.is_gone(record) and process < len(record.peers)
-    ]
+def _others(process: int, known: Mapping[int, Record]) -> list[Record]:
+    """What the processes beside one tell, but for those that are gone."""
+    return [one for p, one in known.items() if p != process and not status_page.is_gone(one)]
 
 
 def _heard(process: int, known: Mapping[int, Record]) -> float:
     """Seconds since any other process that runs heard it; -1: none ever has."""
-    running = {p: one for p, one in known.items() if one.state != status_page.STOPPED}
-    return min((p.heard for p in _seen_by_others(process, running) if p.heard >= 0), default=-1.0)
-
-
-def _is_listened_for(process: int, known: Mapping[int, Record]) -> bool:
-    """True if another process runs and tells: what it hasn't heard is silent."""
-    return any(
-        one.state != status_page.STOPPED and not status_page.is_gone(one)
-        for p, one in known.items()
-        if p != process
-    )
+    running = [one for one in _others(process, known) if one.state != status_page.STOPPED]
+    heard = [one.peers[process].heard for one in running if process < len(one.peers)]
+    return min((seconds for seconds in heard if seconds >= 0), default=-1.0)
 
 
 def _state(process: int, known: Mapping[int, Record]) -> RankState:
@@ -101,13 +95,13 @@ def _state(process: int, known: Mapping[int, Record]) -> RankState:
     by_kernel = _KERNEL.get(mine.state) if mine is not None else None
     if by_kernel is not None:
         return by_kernel
-    seen = _seen_by_others(process, known)
-    told = [peer.state for peer in seen if peer.state in _TOLD]
-    if told:
-        return RankState(told[0])
+    others = _others(process, known)
+    for other in others:
+        if process < len(other.peers) and other.peers[process].state in _TOLD:
+            return RankState(other.peers[process].state)
     if mine is not None:
         return RankState.SILENT if status_page.is_gone(mine) else RankState.PRESENT
-    if not _is_listened_for(process, known):
+    if all(other.state == status_page.STOPPED for other in others):  # nobody listens for it
         return RankState.UNKNOWN
     liveness = min((record.liveness for record in known.values()), default=0.0)
     heard = _heard(process, known)
@@ -120,43 +114,27 @@ def _rank(
 ) -> dict[str, Any]:
     mine = known.get(process)
     is_here = states[process] == RankState.PRESENT and mine is not None
-    entry: dict[str, Any] = {
+    entry: dict[str, Any] = dict.fromkeys(FIELDS) | {
         "rank": _global_rank(process, known),
-        "host": None,
-        "pid": None,
-        "control": None,
         "state": states[process].word,
         "tells": mine is not None,
         "heard_seconds": _seconds(0.0 if is_here else _heard(process, known)),
         "groups": [],
-        "call": None,
-        "call_number": None,
-        "call_group": None,
-        "call_seconds": None,
         "waits_for": [],
-        "last_call": None,
-        "step_seconds": None,
-        "sealed": None,
-        "missing": None,
-        "recovered": None,
         "link": [],
     }
-    return entry if mine is None else entry | _told(mine, known, states)
-
-
-def _told(
-    mine: Record, known: Mapping[int, Record], states: Mapping[int, RankState]
-) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    if mine is None:
+        return entry
+    received = mine.stats.get("packets_received")
+    lost = mine.stats.get("packets_missing", 0)
+    entry |= {
         "host": mine.host,
         "pid": mine.pid,
         "control": mine.control or None,
         "sealed": mine.sealed,
         "groups": [_group(group, mine) for group in mine.groups],
         "step_seconds": _seconds(max((g.step_seconds for g in mine.groups), default=-1.0)),
-        "missing": _share(mine.stats.get("packets_missing", 0), mine.stats["packets_received"])
-        if "packets_received" in mine.stats
-        else None,
+        "missing": None if received is None else _share(lost, received),
         "recovered": mine.stats.get("packets_recovered"),
         "link": [_link(peer) for process, peer in enumerate(mine.peers) if process != mine.process],
     }
@@ -165,7 +143,7 @@ def _told(
         group, call = waiting
         is_dead = mine.state == status_page.DEAD  # it waits no longer
         absent = set() if is_dead else _absent(group, call, mine, known, states)
-        found |= {
+        entry |= {
             "call": call.text,
             "call_number": call.seq if call.seq >= 0 else None,
             "call_group": group.name,
@@ -175,14 +153,14 @@ def _told(
     ended = [(g.last, g) for g in mine.groups if g.last is not None and g.last.ended >= 0]
     if ended:
         last, group = min(ended, key=lambda one: one[0].ended)
-        found["last_call"] = {
+        entry["last_call"] = {
             "call": last.text,
             "call_number": last.seq if last.seq >= 0 else None,
             "call_group": group.name,
             "seconds": _seconds(last.ended),
             "failed": last.failed,
         }
-    return found
+    return entry
 
 
 def waiting_in(groups: Sequence[GroupRecord]) -> tuple[GroupRecord, CallRecord] | None:
@@ -220,14 +198,9 @@ def _absent(
             made = not told and group.absent_of == call.op
             if not made and (told or states.get(process) != RankState.PRESENT):
                 absent.add(process)
-        elif not _has_made(theirs, group.number, call.op):
+        elif all(g.number != group.number or g.submitted < call.op for g in theirs.groups):
             absent.add(process)
     return absent or {p for p in here.values() if states.get(p) != RankState.PRESENT}
-
-
-def _has_made(theirs: Record, number: int, op: int) -> bool:
-    same = [group for group in theirs.groups if group.number == number]
-    return any(group.submitted >= op for group in same)
 
 
 def _global_rank(process: int, known: Mapping[int, Record]) -> int:

@@ -10,31 +10,17 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Malformed
 
-from .definition import Definition, difference
+from . import messages
+from .definition import difference
 from .failure_detector import SILENT_SHARE
-from .messages import (
-    GROUP,
-    Abort,
-    Addressed,
-    Answer,
-    Ask,
-    Bye,
-    Defined,
-    GroupMessage,
-    Mismatch,
-    Missed,
-    OwnHost,
-    State,
-    View,
-    ViewChange,
-    Waiting,
-)
-from .rank_states import RankState, RankStates
+from .messages import GROUP, GroupMessage, View
+from .rank_states import RankState
 from .view_agreement import Survivors
 
 if TYPE_CHECKING:
@@ -69,44 +55,30 @@ class Listener(Protocol):
     def on_no_quorum(self, lost: Sequence[int], remaining: Sequence[int]) -> None: ...
 
 
+@dataclass(eq=False)
 class Membership:
     """This rank's place in one group. ``open``, then the rest; ``leave`` and ``close`` at the end.
+    ClosedError: the plane is ending."""
 
-    ``plane``: lasts as long as one of its memberships. ``group``: a number of 64 bits, which no
-    other group of the world ever has. ``members``: the group's ranks, as ranks of the world, in the
-    group's order. ``outlive``: whether the group continues without ranks that are lost.
-    ``definition``: what this rank takes the group for; None: nobody compares it. ClosedError: the
-    plane is ending.
-    """
+    plane: ControlPlane  # lasts as long as one of its memberships
+    group: int  # a number of 64 bits, which no other group of the world ever has
+    members: Sequence[int]  # the group's ranks, as ranks of the world, in the group's order
+    _: KW_ONLY
+    outlive: bool = False  # whether the group continues without ranks that are lost
+    # What this rank takes the group for; None: nobody compares it
+    definition: messages.Defined | None = None
 
-    def __init__(
-        self,
-        plane: ControlPlane,
-        group: int,
-        members: Sequence[int],
-        *,
-        outlive: bool = False,
-        definition: Definition | None = None,
-    ) -> None:
-        self._plane = plane
-        self._router = plane.protocol
-        self.group = group
-        self._members = tuple(members)
-        self._ranks = {process: rank for rank, process in enumerate(self._members)}
-        self.rank = self._ranks[plane.rank]
-        self.definition = definition
+    def __post_init__(self) -> None:
+        self._router = self.plane.protocol
+        self._ranks = {process: rank for rank, process in enumerate(self.members)}
+        self.rank = self._ranks[self.plane.rank]
         self.listener: Listener = _NOBODY
-        if not plane.hold():
+        if not self.plane.hold():
             raise ClosedError("the control plane of this process is ending")
         self._held = True
         # The rest belongs to the plane's thread, apart from plain reads.
-        self._states = RankStates(len(self._members))
-        self._survivors = (
-            Survivors(self.rank, len(self._members), plane.liveness, self._states)
-            if outlive
-            else None
-        )
-        self._silence = SILENT_SHARE * plane.liveness
+        self._states = Survivors(self.rank, len(self.members), self.plane.liveness)
+        self._silence = SILENT_SHARE * self.plane.liveness
         self._has_stopped = False
         """Whether this rank doesn't go on, since too few are left or they couldn't agree."""
         self._differs = False
@@ -123,36 +95,35 @@ class Membership:
         return self._router.foreign
 
     def open(self, listener: Listener, *, wait: bool = True) -> None:
-        """Has the plane tell ``listener`` from now on, and of what has come before; ``wait``: it
-        has done so on return."""
+        """Has the plane tell ``listener``, first (``wait``: at once) of what has come before."""
         self.listener = listener
-        run = self._plane.call if wait else self._plane.post
+        run = self.plane.call if wait else self.plane.post
         run(lambda: self._router.enter(self))
 
     def abort(self, reason: str, kind: str) -> None:
-        self._post(Abort(reason, kind))
+        self._post(messages.Abort(reason, kind))
 
     def waiting(self, seq: int, call: str) -> None:
         """Asks all ranks whether they mean the same by call number ``seq``."""
-        self._post(Waiting(seq, call, self._digest))
+        self._post(messages.Waiting(seq, call, self._digest))
 
     def own_host(self, options: Mapping[str, Any]) -> None:
-        self._post(OwnHost(dict(options)))
+        self._post(messages.OwnHost(dict(options)))
 
     def missed(self, rank: int) -> None:
         """``rank`` has left, and is needed: a group that outlives ranks continues without it."""
-        self._post(Missed(rank))
-        self._plane.post(lambda: self._on_missed(self.rank, Missed(rank)))
+        self._post(messages.Missed(rank))
+        self.plane.post(lambda: self._on_missed(self.rank, messages.Missed(rank)))
 
     def leave(self, seq: int, why: str = "") -> None:
         """Says goodbye to all ranks; ``seq``: the last call issued, ``why``: this rank's error."""
-        self._plane.post(lambda: self._send(Bye(seq, why, self.listener.stats())))
+        self.plane.post(lambda: self._send(messages.Bye(seq, why, self.listener.stats())))
 
     def group_stats(self, timeout: float = 2.0) -> dict[int, dict[str, Any]]:
         """The counters of each rank, asked for now; of a rank that doesn't answer within
         ``timeout`` s what it answered last, if anything."""
         self._fresh.clear()
-        self._plane.post(self._ask)
+        self.plane.post(self._ask)
         self._fresh.wait(timeout)
         return {rank: dict(found) for rank, found in sorted(dict(self._stats).items())}
 
@@ -161,30 +132,29 @@ class Membership:
         return {rank: dict(each) for rank, each in dict(self._stats).items() if rank != self.rank}
 
     def close(self) -> None:
-        """Ends the membership; the last one of a plane ends that. Idempotent. No listener is called
-        any more when it returns."""
-        self._plane.call(lambda: self._router.leave(self))
+        """Ends the membership, the last one the plane. Idempotent. No listener is called later."""
+        self.plane.call(lambda: self._router.groups.close(self))
         self.listener = _NOBODY
         if self._held:
             self._held = False
-            self._plane.release()
+            self.plane.release()
 
     def _post(self, body: GroupMessage) -> None:
-        self._plane.post(lambda: self._send(body))
+        self.plane.post(lambda: self._send(body))
 
     # ---- the plane's thread ----
 
     def take(self, process: int, packed: list[Any]) -> None:
         """A message from a rank of the world. Malformed: it is none, or not from a member."""
         sender = self._ranks.get(process)
-        message = GROUP.read(packed, len(self._members))
-        if isinstance(message, Waiting) and message.digest != self._digest:
+        message = GROUP.read(packed, len(self.members))
+        if isinstance(message, messages.Waiting) and message.digest != self._digest:
             self._define(process)
-        elif isinstance(message, Defined):
+        elif isinstance(message, messages.Defined):
             self._on_defined(process, message)
         elif sender is None:
             raise Malformed(f"rank {process} of the world is no member")
-        elif self._survivors is None or not self._states.is_lost(sender):
+        elif not (self.outlive and self._states.is_lost(sender)):
             _HANDLERS[type(message)](self, sender, message)
 
     def rank_lost(self, process: int, silent: float, *, ended: bool, proven: bool) -> None:
@@ -197,8 +167,8 @@ class Membership:
             self.listener.on_dead(rank, silent, False)
         elif not self._states.is_present(rank):
             return
-        elif self._survivors is None or not self._router.ready:
-            self._survivors = None  # the group fails before all have met
+        elif not (self.outlive and self._router.ready):
+            self.outlive = False  # the group fails before all have met
             self._states.lose(rank, ended=ended)
             self.listener.on_dead(rank, silent, ended)
         else:
@@ -208,30 +178,30 @@ class Membership:
         """Repeats messages, a few times per liveness and when the coordinator has changed."""
         self.listener.on_round()
         if self._asked:  # the question may have gone with a coordinator
-            self._send(Ask(), sorted(self._asked))
-        if self._survivors is not None and not self._survivors.agreed:
+            self._send(messages.Ask(), sorted(self._asked))
+        if self.outlive and not self._states.agreed:
             self._agree()
 
     def _send(self, body: GroupMessage, to: Sequence[int] | None = None) -> None:
         """``to``: ranks of the group; None: all."""
-        ranks = range(len(self._members)) if to is None else to
-        self._router.send(self.group, body, [self._members[rank] for rank in ranks])
+        ranks = range(len(self.members)) if to is None else to
+        self._router.send(self.group, body, [self.members[rank] for rank in ranks])
 
     # ---- figures ----
 
     def _ask(self) -> None:
         self._stats[self.rank] = self.listener.stats()
-        others = self._states.ranks([RankState.PRESENT]) - {self.rank}
+        others = self._states.ranks(RankState.PRESENT) - {self.rank}
         self._asked = others
         if others:
-            self._send(Ask(), sorted(others))
+            self._send(messages.Ask(), sorted(others))
         else:
             self._fresh.set()
 
-    def _on_ask(self, sender: int, message: Ask) -> None:
-        self._send(Answer(self.listener.stats()), [sender])
+    def _on_ask(self, sender: int, message: messages.Ask) -> None:
+        self._send(messages.Answer(self.listener.stats()), [sender])
 
-    def _on_answer(self, sender: int, message: Answer) -> None:
+    def _on_answer(self, sender: int, message: messages.Answer) -> None:
         self._stats[sender] = dict(message.stats)
         self._answered(sender)
 
@@ -243,31 +213,30 @@ class Membership:
 
     # ---- calls, aborts, goodbyes ----
 
-    def _on_abort(self, sender: int, message: Abort) -> None:
+    def _on_abort(self, sender: int, message: messages.Abort) -> None:
         if self._states.is_present(sender):
             self._states.move(sender, RankState.ABORTED)
             self.listener.on_abort(sender, message.reason, message.kind)
 
-    def _on_bye(self, sender: int, message: Bye) -> None:
+    def _on_bye(self, sender: int, message: messages.Bye) -> None:
         if self._states[sender] == RankState.LEFT:
             return
         self._states.move(sender, RankState.LEFT)
         self._stats[sender] = dict(message.stats)
         self._answered(sender)
         self.listener.on_bye(sender, message.seq, message.why)
-        if self._survivors is not None:
-            if sender in self._missed:
-                self._lose(sender, 0.0, ended=True, proven=True)
-            elif not self._survivors.agreed:
-                self._agree()
+        if self.outlive and sender in self._missed:
+            self._lose(sender, 0.0, ended=True, proven=True)
+        elif self.outlive and not self._states.agreed:
+            self._agree()
 
-    def _on_waiting(self, sender: int, message: Waiting) -> None:
+    def _on_waiting(self, sender: int, message: messages.Waiting) -> None:
         mine = self.listener.call_at(message.seq)
         if mine is not None and mine != message.call:
-            self._send(Mismatch(message.seq, mine, sender, message.call))
+            self._send(messages.Mismatch(message.seq, mine, sender, message.call))
             self.listener.on_mismatch(message.seq, {self.rank: mine, sender: message.call})
 
-    def _on_mismatch(self, sender: int, message: Mismatch) -> None:
+    def _on_mismatch(self, sender: int, message: messages.Mismatch) -> None:
         calls = {sender: message.call, message.rank: message.other}
         self.listener.on_mismatch(message.seq, calls)
 
@@ -279,89 +248,81 @@ class Membership:
 
     def _define(self, process: int) -> None:
         """Tells a rank of the world, which may be no member here, this one's definition."""
-        mine = self.definition
-        if mine is not None:
-            body = Defined(mine.rank, mine.members, dict(mine.options))
-            self._router.send(self.group, body, [process])
+        if self.definition is not None:
+            self._router.send(self.group, self.definition, [process])
 
-    def _on_defined(self, process: int, message: Defined) -> None:
+    def _on_defined(self, process: int, message: messages.Defined) -> None:
         if self.definition is None:
             return
         if not 0 <= message.rank < len(message.members):
             raise Malformed(f"rank {message.rank} of {len(message.members)}")
-        theirs = Definition(message.rank, message.members, message.options)
-        how = difference(self.definition, theirs)
+        how = difference(self.definition, message)
         if how and not self._differs:
             self._differs = True
             self._define(process)
             self.listener.on_differs(how)
 
-    def _on_own_host(self, sender: int, message: OwnHost) -> None:
+    def _on_own_host(self, sender: int, message: messages.OwnHost) -> None:
         self.listener.on_own_host(sender, message.options)
 
     # ---- a group that outlives ranks ----
 
-    def _on_missed(self, sender: int, message: Missed) -> None:
-        if self._survivors is None or message.rank == self.rank:
+    def _on_missed(self, sender: int, message: messages.Missed) -> None:
+        if not self.outlive or message.rank == self.rank:
             return
         self._missed.add(message.rank)
         if self._states[message.rank] == RankState.LEFT:
             self._lose(message.rank, 0.0, ended=True, proven=True)
 
     def _lose(self, rank: int, silent: float, *, ended: bool, proven: bool) -> None:
-        survivors = self._survivors
-        assert survivors is not None
-        if self._has_stopped or not survivors.lose(rank, ended=proven):
+        if self._has_stopped or not self._states.lose(rank, ended=proven):
             return
         self._answered(rank)
-        survivors.stopped(self.listener.on_lost(rank, silent, ended), self._router.now)
+        self._states.stopped(self.listener.on_lost(rank, silent, ended), self._router.clock())
         self._agree()
 
     def _agree(self) -> None:
         """Tells the proposer where this rank stands; it decides when it knows that of all."""
-        survivors = self._survivors
-        assert survivors is not None
-        if self._has_stopped or survivors.agreed:
+        states = self._states
+        if self._has_stopped or states.agreed:
             return
-        for rank in survivors.remaining:
-            if self._states[rank] == RankState.LEFT:  # it can't be asked any more
+        for rank in states.remaining:
+            if states[rank] == RankState.LEFT:  # it can't be asked any more
                 self._lose(rank, 0.0, ended=True, proven=True)
                 return
-        if survivors.must_stop(self._router.now):
+        if states.must_stop(self._router.clock()):
             self._has_stopped = True
-            self.listener.on_no_quorum(sorted(survivors.lost), survivors.remaining)
-        elif survivors.proposer != self.rank:
-            self._send(self._state(), [survivors.proposer])
-        elif survivors.decide() is not None:
-            self._send(ViewChange(survivors.views), survivors.remaining)
-            self.listener.on_views(survivors.views, survivors.agreed)
+            self.listener.on_no_quorum(sorted(states.lost), states.remaining)
+        elif states.proposer != self.rank:
+            self._send(self._state(), [states.proposer])
+        elif states.decide() is not None:
+            self._send(messages.ViewChange(states.views), states.remaining)
+            self.listener.on_views(states.views, states.agreed)
 
-    def _state(self) -> State:
-        survivors = self._survivors
-        assert survivors is not None
-        lost, ended = sorted(survivors.lost), sorted(survivors.ended)
-        return State(tuple(lost), tuple(ended), survivors.next, survivors.views)
+    def _state(self) -> messages.State:
+        lost, ended = sorted(self._states.lost), sorted(self._states.ended)
+        return messages.State(tuple(lost), tuple(ended), self._states.next, self._states.views)
 
-    def _on_state(self, sender: int, message: State) -> None:
-        survivors = self._survivors
-        if survivors is None or self._has_stopped:
+    def _on_state(self, sender: int, message: messages.State) -> None:
+        states = self._states
+        if not self.outlive or self._has_stopped:
             return
         self._learn(message.views)
-        survivors.report(sender, message.lost, message.next, ())
+        states.report(sender, message.lost, message.next)
         for rank in message.lost:
-            if not self._states.is_lost(rank):  # another proposer's verdict, which died with it
+            if not states.is_lost(rank):  # another proposer's verdict, which died with it
                 ended = rank in message.ended
                 proven = ended and not self._router.in_doubt
                 self._lose(rank, self._silence, ended=ended, proven=proven)
-        if survivors.agreed:  # the sender has missed the verdict
-            self._send(ViewChange(survivors.views), [sender])
+        if states.agreed:  # the sender has missed the verdict
+            self._send(messages.ViewChange(states.views), [sender])
             return
-        if not survivors.lost <= set(message.lost):
+        if not states.lost <= set(message.lost):
             self._send(self._state(), [sender])
         self._agree()
 
-    def _on_view_change(self, sender: int, message: ViewChange) -> None:
-        if self._survivors is None or self._has_stopped:
+    def _on_view_change(self, sender: int, message: messages.ViewChange) -> None:
+        if not self.outlive or self._has_stopped:
             return
         if self.rank not in message.views[-1].members:
             self.listener.on_dead(self.rank, 0.0, False)
@@ -369,16 +330,14 @@ class Membership:
             self._learn(message.views)
 
     def _learn(self, views: Sequence[View]) -> None:
-        survivors = self._survivors
-        assert survivors is not None
-        if len(views) <= len(survivors.views) or self.rank not in views[-1].members:
+        states = self._states
+        if len(views) <= len(states.views) or self.rank not in views[-1].members:
             return
-        for rank in set(survivors.views[-1].members) - set(views[-1].members) - survivors.lost:
-            survivors.lose(rank, ended=False)
-            before = self.listener.on_lost(rank, self._silence, False)
-            survivors.stopped(before, self._router.now)
-        if survivors.learn(views):
-            self.listener.on_views(survivors.views, survivors.agreed)
+        for rank in set(states.views[-1].members) - set(views[-1].members) - states.lost:
+            states.lose(rank, ended=False)
+            states.stopped(self.listener.on_lost(rank, self._silence, False), self._router.clock())
+        if states.learn(views):
+            self.listener.on_views(states.views, states.agreed)
 
 
 class GroupMessages:
@@ -392,7 +351,7 @@ class GroupMessages:
         self.foreign = 0
         self.late = 0
         self._open: dict[int, Membership] = {}
-        self._early: deque[Addressed] = deque()
+        self._early: deque[messages.Addressed] = deque()
         self._ended: OrderedDict[int, None] = OrderedDict()
 
     def __iter__(self) -> Iterator[Membership]:
@@ -417,7 +376,7 @@ class GroupMessages:
         while len(self._ended) > MOST_ENDED:
             self._ended.popitem(last=False)
 
-    def deliver(self, message: Addressed) -> None:
+    def deliver(self, message: messages.Addressed) -> None:
         """A message that has come for one of this rank's groups."""
         group = self._open.get(message.group)
         if group is not None:
@@ -430,7 +389,7 @@ class GroupMessages:
                 self._early.popleft()
                 self.foreign += 1
 
-    def _hand(self, group: Membership, message: Addressed) -> None:
+    def _hand(self, group: Membership, message: messages.Addressed) -> None:
         try:
             group.take(message.sender, message.body)
         except Malformed:
@@ -446,14 +405,14 @@ class _Nobody:
 
 _NOBODY: Final[Any] = _Nobody()
 _HANDLERS: Final[dict[type, Callable[[Membership, int, Any], None]]] = {
-    Abort: Membership._on_abort,
-    Bye: Membership._on_bye,
-    Waiting: Membership._on_waiting,
-    OwnHost: Membership._on_own_host,
-    Mismatch: Membership._on_mismatch,
-    Missed: Membership._on_missed,
-    Ask: Membership._on_ask,
-    Answer: Membership._on_answer,
-    State: Membership._on_state,
-    ViewChange: Membership._on_view_change,
+    messages.Abort: Membership._on_abort,
+    messages.Bye: Membership._on_bye,
+    messages.Waiting: Membership._on_waiting,
+    messages.OwnHost: Membership._on_own_host,
+    messages.Mismatch: Membership._on_mismatch,
+    messages.Missed: Membership._on_missed,
+    messages.Ask: Membership._on_ask,
+    messages.Answer: Membership._on_answer,
+    messages.State: Membership._on_state,
+    messages.ViewChange: Membership._on_view_change,
 }

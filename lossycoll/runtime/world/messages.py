@@ -5,8 +5,11 @@ docs/control-messages.md has the table. A rank is the world's, or the group's in
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 
@@ -62,7 +65,6 @@ def _names_kind(body: list[Any], size: int) -> list[Any]:
     return body
 
 
-Flag: TypeAlias = bool
 Number: TypeAlias = Annotated[int, Between(-1, (1 << 64) - 1)]
 Seconds: TypeAlias = Annotated[float, Between(0, 1e12)]
 Text: TypeAlias = Annotated[str, Length(0, 1 << 16), PRINTABLE_LINES]
@@ -127,13 +129,10 @@ class Follow:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class Welcome(Follow):
     """From the coordinator, the answer to :class:`Follow`. ``ready``: it has heard every rank."""
 
-    lost: Ranks
-    ended: Ranks
-    left: Ranks
-    ready: Flag
+    ready: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +146,7 @@ class Dead:
 
     rank: Rank
     silent: Seconds
-    ended: Flag
+    ended: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,20 +195,27 @@ class Bye:
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """The sender has waited for its call number ``seq`` for a while. ``digest``: of its
-    :class:`Definition`."""
+    definition (:class:`Defined`)."""
 
     seq: Number
     call: Text
     digest: Number
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Defined:
-    """Sender's definition of the group: the fields of its :class:`Definition`."""
+    """The group as one rank defines it: that rank, torch's global rank of each rank, and the
+    options that all must agree on."""
 
     rank: Number
     members: Members
     options: Fields
+
+    @cached_property
+    def digest(self) -> int:
+        """64 bits, equal on ranks whose members and options are."""
+        text = json.dumps([self.members, sorted(self.options.items())])
+        return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,21 @@ import base64
 import hashlib
 import json
 import re
+import socket
+import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from datetime import timedelta
 from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.descriptors import bound_answers
+from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.keys.aead import SealedValues
+from lossycoll.runtime.keys.secret import Secret
 
 POLL_SECONDS: Final = (0.001, 0.02)
 """First and longest pause between two looks into the store."""
@@ -31,10 +37,6 @@ KEY_BYTES: Final = 64
 """Bytes that a key takes in a question beside its name: torch's prefixes."""
 ANSWER_SECONDS: Final = 30.0
 """Longest time for an answer. The store waits for nobody before it answers."""
-SESSION: Final = re.compile("[0-9a-f]{16}")
-"""The session as a rank reads it."""
-PATIENCE_SECONDS: Final = 2.0
-"""Time for a process of the right secret after one of another, with the same rank."""
 _MOST_PIECES: Final = 1 << 12
 _LONGEST: Final = 1 << 24
 """Characters of a value that is in pieces."""
@@ -47,7 +49,6 @@ class Store(Protocol):
     """The part of torch.distributed.Store that is used here."""
 
     def set(self, key: str, value: str, /) -> None: ...
-    def get(self, key: str, /) -> bytes: ...
     def multi_get(self, keys: list[str], /) -> list[bytes]: ...
     def add(self, key: str, value: int, /) -> int: ...
     def check(self, keys: list[str], /) -> bool: ...
@@ -55,13 +56,13 @@ class Store(Protocol):
 
 
 class PolledStore:
-    """``store``, whose own failures are RendezvousErrors. ``values`` seals all values; None: they
-    are in clear. A value that doesn't open counts as one that isn't there."""
+    """``store``, whose own failures are RendezvousErrors. ``secret``: all values are sealed with
+    it; None: they are in clear. A value that doesn't open counts as one that isn't there."""
 
-    def __init__(self, store: Store, who: str, values: SealedValues | None = None) -> None:
+    def __init__(self, store: Store, who: str, secret: Secret | None = None) -> None:
         self._store = store
         self._who = who
-        self._values = values
+        self._values = None if secret is None else SealedValues(secret)
         bound_answers(server_of(store)[1], ANSWER_SECONDS)
 
     def set(self, key: str, value: str) -> str:
@@ -75,15 +76,14 @@ class PolledStore:
         self._try(lambda: self._store.compare_set(key, "", text))
 
     def get(self, key: str) -> str | None:
-        found = self._found(key)
-        return None if found is None else self._opened(key, found)
+        found = self.get_all([key])
+        return None if found is None else found[0]
 
     def get_all(self, keys: list[str], each: int = PIECE_BYTES) -> list[str] | None:
         """The values; None while one is missing. ``each``: about as many bytes as one takes."""
-        if not self._are_there(keys):
+        whole = self._found(keys, each if self._values is None else each * 4 // 3 + 64)
+        if whole is None:
             return None
-        found = self._many(keys, each if self._values is None else each * 4 // 3 + 64)
-        whole = [self._whole(key, _text(value)) for key, value in zip(keys, found, strict=True)]
         opened = [self._opened(key, value) for key, value in zip(keys, whole, strict=True)]
         values = [value for value in opened if value is not None]
         return values if len(values) == len(keys) else None
@@ -100,11 +100,9 @@ class PolledStore:
     def anothers(self, key: str, is_ours: Callable[[str], object]) -> str | None:
         """A digest of what stands under ``key``, if it doesn't open or ``is_ours`` denies it; None:
         it is ours, or nothing is there."""
-        found = self._found(key)
-        text = None if found is None else self._opened(key, found)
-        if found is None or (text is not None and is_ours(text)):
-            return None
-        return _digest(found)
+        found = self._found([key], PIECE_BYTES)
+        text = self._opened(key, found[0]) if found else None
+        return None if not found or (text is not None and is_ours(text)) else _digest(found[0])
 
     def mark(self, key: str, text: str = "1") -> None:
         """Writes what those can read whose secret is another one."""
@@ -114,9 +112,12 @@ class PolledStore:
     def is_marked(self, key: str) -> bool:
         return self._try(lambda: self._store.check([key]))
 
-    def _found(self, key: str) -> str | None:
-        found = self._try(lambda: _text(self._store.get(key)) if self._store.check([key]) else None)
-        return None if found is None else self._whole(key, found)
+    def _found(self, keys: list[str], each: int) -> list[str] | None:
+        """What stands in the store, whole; None while one is missing."""
+        if not self._are_there(keys):
+            return None
+        pairs = zip(keys, self._many(keys, each), strict=True)
+        return [self._whole(key, value.decode(errors="replace")) for key, value in pairs]
 
     def _in_pieces(self, key: str, text: str) -> str:
         """Writes the pieces of a long value; returns what stands for it."""
@@ -176,64 +177,76 @@ class PolledStore:
             ) from error
 
 
-class DifferingSecrets:
-    """How ranks find out that they can't read one another's words.
+class StoreConnection:
+    """A connection of its own to a TCP store, which can be given up: a :class:`Store`. A
+    RuntimeError comes within a minute or so, whatever becomes of the store; the next question goes
+    over another connection. ``seconds``: longest time for an answer.
 
-    A rank that can't read the session marks a key of its own, named after what it can't read. Rank
-    0, which wrote that, looks for such marks. Both are in clear, and nothing but an error comes of
-    them: whoever can write to the store can keep a job from starting in any case.
+    torch's client takes the next bytes that come for the answer to its latest question. If an
+    answer came too late, all later ones would be taken for those of other questions. And where
+    ``get`` and ``multi_get`` wait for a key first, they wait for the store's own timeout, 5 minutes
+    by default.
     """
 
-    def __init__(
-        self, store: PolledStore, rank: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._store = store
-        self._rank = rank
-        self._clock = clock
-        self._told = ""
-        self._seen: dict[int, float] = {}
+    def __init__(self, store: Any, seconds: float) -> None:
+        self._of = store
+        self._seconds = seconds
+        self.port = server_of(store)[1]
+        self._lock = threading.Lock()
+        self._clone: Any = None
+        self._connects: Future[Any] | None = None
 
-    @property
-    def apart(self) -> set[int]:
-        """For rank 0: the ranks that couldn't read the session at some time."""
-        return set(self._seen)
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name not in vars(Store):
+            raise AttributeError(name)
+        return lambda *values: self._ask(name, *values)
 
-    def tell(self) -> bool:
-        """For a rank that can't read the session: marks it. Returns whether rank 0 has seen that,
-        and so is there with another secret."""
-        digest = self._store.anothers("session", SESSION.fullmatch)
-        if digest is None:
-            return False
-        if digest != self._told:
-            self._told = digest
-            self._store.mark(f"differs/{digest}/{self._rank}")
-        return self._store.is_marked(f"differs/{digest}/seen/{self._rank}")
+    def _ask(self, question: str, *values: Any) -> Any:
+        with self._lock:
+            clone = self._connected()
+            try:
+                return getattr(clone, question)(*values)
+            except RuntimeError:
+                self._clone = None
+                raise
 
-    def found(self, digest: str, missing: Iterable[int]) -> int | None:
-        """For rank 0: one of the ``missing`` ranks that couldn't read the session with this digest
-        and hasn't come with the right secret since; None: there is none."""
-        now = self._clock()
-        for rank in missing:
-            if not self._store.is_marked(f"differs/{digest}/{rank}"):
-                continue
-            if now - self._seen.setdefault(rank, now) >= PATIENCE_SECONDS:
-                return rank
-        return None
+    def _connected(self) -> Any:
+        if self._clone is None:
+            if self._connects is None:
+                # On a thread of its own: a frozen store accepts, and says nothing.
+                self._connects = Future()
+                start_thread(partial(self._connect, self._connects), "lossycoll-store")
+            connects = self._connects
+            if not wait([connects], self._seconds).done:
+                raise RuntimeError("no connection")  # that thread waits on
+            self._connects = None
+            if (failure := connects.exception()) is not None:
+                raise RuntimeError(str(failure)) from failure
+            self._clone = connects.result()
+        return self._clone
 
-    def answer(self, digest: str, missing: Iterable[int]) -> None:
-        """For rank 0 that refuses: whoever of the ``missing`` ranks couldn't read the session knows
-        now that it was its."""
-        for rank in missing:
-            if rank in self._seen or self._store.is_marked(f"differs/{digest}/{rank}"):
-                self._seen.setdefault(rank, self._clock())
-                self._store.mark(f"differs/{digest}/seen/{rank}")
+    def _connect(self, made: Future[Any]) -> None:
+        try:
+            host, port = server_of(self._of)
+            # torch's client would try again and again where nobody listens.
+            socket.create_connection((host, port or 0), self._seconds).close()
+            clone = self._of.clone()
+            clone.set_timeout(timedelta(seconds=self._seconds))
+            bound_answers(port, self._seconds)
+            made.set_result(clone)
+        except (OSError, RuntimeError) as error:
+            made.set_exception(error)
+
+
+def own_connection(store: Any) -> Any:
+    """A connection of its own to the store's server; the store itself where it has none."""
+    return store if server_of(store)[1] is None else StoreConnection(store, ANSWER_SECONDS)
 
 
 class Pause:
     """Sleeps a little longer each time: quick when all are there, light when one is late."""
 
-    def __init__(self) -> None:
-        self._seconds = POLL_SECONDS[0]
+    _seconds = POLL_SECONDS[0]
 
     @property
     def is_long(self) -> bool:
@@ -282,10 +295,6 @@ def _some_at_once(keys: Sequence[str], each: int) -> Iterator[list[str]]:
     count = max(1, PIECE_BYTES // max(each + 8, KEY_BYTES + max(map(len, keys))))
     for at in range(0, len(keys), count):
         yield list(keys[at : at + count])
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")  # a stranger may have written it
 
 
 def _digest(text: str) -> str:

@@ -22,9 +22,10 @@ from lossycoll.runtime.control.transport import CLOSED_UNHEARD, Transport
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import Secret
 
+from . import status_answer
 from .connections import PLANE
 from .messages import VERSION, Hello, pack, unpack
-from .status_answer import STACKS, STATUS, Status, read_record, read_stacks, read_status
+from .status_answer import STACKS, STATUS, Stacks, Status, read
 
 ANSWER_SECONDS: Final = 5.0
 """For a rank that is asked whether it lives, or for new keys."""
@@ -42,44 +43,35 @@ class NoAnswer(OSError):
     """Whatever listens there gives no answer that can be read."""
 
 
-class _Query:
-    """Connections of an asker; ``close`` at the end."""
-
-    def __init__(self, secret: Secret | None) -> None:
-        self._transport = Transport(None if secret is None else keys_of(secret, PLANE))
-
-    def close(self) -> None:
-        self._transport.close(0)
-
-    def ask(
-        self,
-        places: Iterable[Address],
-        hello: Hello,
-        seconds: float,
-        take: Callable[[Address, bytes], bool],
-        is_enough: Callable[[], bool] = lambda: False,
-    ) -> dict[Address, str]:
-        """Asks all places at once, and waits for ``seconds`` at most, or until ``is_enough``.
-        ``take`` is given a place and its message, and returns whether that was its last one; it may
-        raise Malformed. Returns the places without a whole answer, and why."""
-        end = time.monotonic() + seconds
-        open_ones: dict[int, Address] = {}
-        failed: dict[Address, str] = {}
+def _ask(
+    secret: Secret | None,
+    places: Iterable[Address],
+    hello: Hello,
+    seconds: float,
+    take: Callable[[Address, bytes], bool],
+    is_enough: Callable[[], bool] = lambda: False,
+) -> dict[Address, str]:
+    """Asks all places at once, and waits for ``seconds`` at most, or until ``is_enough``. ``take``
+    is given a place and its message, and returns whether that was its last one; it may raise
+    Malformed. Returns the places without a whole answer, and why."""
+    end = time.monotonic() + seconds
+    waiting: dict[int, Address] = {}
+    failed: dict[Address, str] = {}
+    keys = None if secret is None else keys_of(secret, PLANE)
+    with contextlib.closing(Transport(keys)) as transport:
         for place in places:
             try:
-                peer = self._transport.connect(place)
+                peer = transport.connect(place)
             except OSError as error:
                 failed[place] = error.strerror or str(error)
                 continue
-            open_ones[peer] = place
-            self._transport.send(peer, pack(hello))
-        while open_ones and not is_enough() and (left := end - time.monotonic()) > 0:
-            for event in self._transport.poll(left):
-                if not isinstance(event, Received | Refused | Closed):
+            waiting[peer] = place
+            transport.send(peer, pack(hello))
+        while waiting and not is_enough() and (left := end - time.monotonic()) > 0:
+            for event in transport.poll(left):
+                if not isinstance(event, Received | Refused | Closed) or event.peer not in waiting:
                     continue
-                if event.peer not in open_ones:
-                    continue
-                place, why = open_ones[event.peer], ""
+                place, why = waiting[event.peer], ""
                 if isinstance(event, Received):
                     try:
                         if not take(place, event.body):
@@ -88,14 +80,11 @@ class _Query:
                         why = str(error)
                 else:
                     why = event.why if isinstance(event, Closed) else REFUSED
-                del open_ones[event.peer]
-                self._transport.drop(event.peer)
+                del waiting[event.peer]
+                transport.drop(event.peer)
                 if why:
                     failed[place] = why
-        for peer, place in open_ones.items():
-            self._transport.drop(peer)
-            failed[place] = "no answer"
-        return failed
+    return failed | dict.fromkeys(waiting.values(), "no answer")
 
 
 def _place(host: str, port: int) -> Address:
@@ -117,8 +106,7 @@ def _answer_to(hello: Hello, place: Address, seconds: float, secret: Secret | No
         found.append(body)
         return True
 
-    with contextlib.closing(_Query(secret)) as query:
-        failed = query.ask([place], hello, seconds, take)
+    failed = _ask(secret, [place], hello, seconds, take)
     if not found:
         raise _unanswered(failed[place])
     return found[0]
@@ -144,8 +132,7 @@ def answers(
 
 
 def ask_for_rekey(host: str, port: int, secret: Secret, seconds: float = ANSWER_SECONDS) -> bool:
-    """Has the world of whoever listens there seal with new keys. Returns whether it has heard.
-    OSError: nobody listens there."""
+    """Has a world seal with new keys; True if it has heard. OSError: nobody listens there."""
     try:
         _answer_to(Hello(VERSION, "", 0, "rekey"), _place(host, port), seconds, secret)
     except NoAnswer:
@@ -169,21 +156,20 @@ def ask_job(
     """
     first, hello = _place(host, port), Hello(VERSION, "", 0, purpose)
     reader = _Reader()
-    with contextlib.closing(_Query(secret)) as query:
-        end = time.monotonic() + seconds
-        for _ in range(TRIES):
-            failed = query.ask([first], hello, end - time.monotonic(), reader.take)
-            if reader.head is not None or failed.get(first) != CLOSED_UNHEARD:
-                break
-        if reader.head is None:
-            raise _unanswered(failed.get(first, "no answer"))
-        asked: set[Address] = {first}
-        for is_one_each in (True, False):
-            wanted = [place for place in reader.untold() if place not in asked]
-            if is_one_each:
-                wanted = list({place[0]: place for place in reversed(wanted)}.values())
-            asked |= set(wanted)
-            query.ask(wanted, hello, OTHERS_SECONDS, reader.take, lambda: not reader.untold())
+    end = time.monotonic() + seconds
+    for _ in range(TRIES):
+        failed = _ask(secret, [first], hello, end - time.monotonic(), reader.take)
+        if reader.head is not None or failed.get(first) != CLOSED_UNHEARD:
+            break
+    if reader.head is None:
+        raise _unanswered(failed.get(first, "no answer"))
+    asked: set[Address] = {first}
+    for is_one_each in (True, False):
+        wanted = [place for place in reader.untold() if place not in asked]
+        if is_one_each:
+            wanted = list({place[0]: place for place in reversed(wanted)}.values())
+        asked |= set(wanted)
+        _ask(secret, wanted, hello, OTHERS_SECONDS, reader.take, lambda: not reader.untold())
     return reader.head.session, reader.head.addresses, list(reader.records.values())
 
 
@@ -197,14 +183,16 @@ class _Reader:
 
     def take(self, place: Address, body: bytes) -> bool:
         if place not in self._left:
-            head = read_status(body)
+            head = read(body, Status)
+            if head.records > len(head.addresses):
+                raise Malformed("more records than ranks")
             if self.head is None:
                 self.head = head
             elif head.session != self.head.session:
                 raise Malformed(f"of another job, {head.session}")
             self._left[place] = head.records
         else:
-            record = read_record(body)
+            record = read(body, status_answer.Record).fields
             assert self.head is not None
             if record.session == self.head.session and record.world == len(self.head.addresses):
                 self.records.setdefault(record.process, record)
@@ -218,10 +206,10 @@ class _Reader:
 
 
 def ask_stacks(place: Address, secret: Secret | None, seconds: float = 0.5) -> str:
-    """The Python stacks of the rank that listens there. NoAnswer: it doesn't tell; the text says
-    why."""
+    """The Python stacks of the rank that listens there. NoAnswer: why it doesn't tell them."""
     try:
-        return read_stacks(_answer_to(Hello(VERSION, "", 0, STACKS), place, seconds, secret))
+        body = _answer_to(Hello(VERSION, "", 0, STACKS), place, seconds, secret)
+        return read(body, Stacks).text
     except Malformed as error:
         raise NoAnswer(str(error)) from None
     except ConnectionRefusedError:
@@ -234,11 +222,11 @@ def ask_rank(
     """The record and the Python stacks of the rank that listens there, as far as it tells them."""
     reader = _Reader()
     record: Record | None = None
+    stacks: str | None = None
     with contextlib.suppress(OSError):
-        with contextlib.closing(_Query(secret)) as query:
-            query.ask([place], Hello(VERSION, "", 0, STATUS), seconds, reader.take)
+        _ask(secret, [place], Hello(VERSION, "", 0, STATUS), seconds, reader.take)
         if reader.head is not None:
             if place in reader.head.addresses:
                 record = reader.records.get(reader.head.addresses.index(place))
-            return record, ask_stacks(place, secret, seconds)
-    return record, None
+            stacks = ask_stacks(place, secret, seconds)
+    return record, stacks

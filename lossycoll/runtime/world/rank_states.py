@@ -1,8 +1,10 @@
-"""States of ranks: the enum, its transitions, and the table that a world or a group keeps."""
+"""States of ranks: the enum, its transitions, and the table that a world or a group keeps.
+
+A group's, for the agreement on who is left, is in view_agreement.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import IntEnum
 from typing import Final
 
@@ -44,16 +46,13 @@ _TRANSITIONS: Final = {
 }
 
 
-def next_state(now: RankState, news: RankState) -> RankState:
-    """The state of a rank in state ``now`` after ``news`` of it; older news change nothing."""
-    return news if news in _TRANSITIONS.get(now, ()) else now
-
-
 class RankStates:
-    """The table of one world or group: the state of each rank."""
+    """The table of one world or group: the state of each rank. ``rank``: whose table it is, who
+    isn't lost to itself; -1: nobody's."""
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, rank: int = -1) -> None:
         self._world = world
+        self._rank = rank
         self._others: dict[int, RankState] = {}
         """The ranks that aren't PRESENT: few of many."""
 
@@ -61,16 +60,17 @@ class RankStates:
         return self._others.get(rank, RankState.PRESENT)
 
     def move(self, rank: int, news: RankState) -> bool:
-        """Takes ``news`` of a rank. False: it changes nothing."""
-        before, after = self[rank], next_state(self[rank], news)
-        if before != after:
-            self._others[rank] = after
-        return before != after
+        """Takes ``news`` of a rank. False: they are too old to change anything."""
+        is_news = news in _TRANSITIONS.get(self[rank], ())
+        if is_news:
+            self._others[rank] = news
+        return is_news
 
     def lose(self, rank: int, *, ended: bool) -> bool:
-        """Gives a rank up; ``ended``: its process has ended. False: that it is lost isn't news."""
-        known = self.is_lost(rank)
-        self.move(rank, RankState.ENDED if ended else RankState.LOST)
+        """Gives another rank up; ``ended``: its process has ended. False: that isn't news."""
+        known = rank == self._rank or self.is_lost(rank)
+        if rank != self._rank:
+            self.move(rank, RankState.ENDED if ended else RankState.LOST)
         return not known
 
     def is_present(self, rank: int) -> bool:
@@ -80,7 +80,58 @@ class RankStates:
         """True if a rank was given up, for whichever reason."""
         return self[rank] in LOST_STATES
 
-    def ranks(self, states: Iterable[RankState]) -> set[int]:
-        wanted = {*states}
-        some = range(self._world) if RankState.PRESENT in wanted else self._others
-        return {rank for rank in some if self[rank] in wanted}
+    def ranks(self, *states: RankState) -> set[int]:
+        some = range(self._world) if RankState.PRESENT in states else self._others
+        return {rank for rank in some if self[rank] in states}
+
+    @property
+    def lost(self) -> set[int]:
+        """The other ranks that were given up."""
+        return self.ranks(*LOST_STATES) - {self._rank}
+
+    @property
+    def left(self) -> set[int]:
+        """The other ranks that have said goodbye."""
+        return self.ranks(RankState.LEFT) - {self._rank}
+
+
+class Succession(RankStates):
+    """One rank's table of its world, and so who is the coordinator: the lowest rank that is neither
+    lost nor has left. This rank, which is LOST when the others have given it up, is always left to
+    itself."""
+
+    coordinator = 0
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self.coordinator == self._rank
+
+    def is_gone(self, rank: int) -> bool:
+        """True if another rank is lost or has left."""
+        return rank != self._rank and not self.is_present(rank)
+
+    @property
+    def others(self) -> list[int]:
+        """The ranks that are here, but for this one."""
+        return [r for r in range(self._world) if r != self._rank and self.is_present(r)]
+
+    def lose(self, rank: int, *, ended: bool) -> bool:
+        """The same, unless the rank has left."""
+        return self[rank] != RankState.LEFT and super().lose(rank, ended=ended)
+
+    def leave(self, rank: int) -> bool:
+        """``rank`` has left in order. False: not news."""
+        return rank != self._rank and self.move(rank, RankState.LEFT)
+
+    def succeed(self) -> bool:
+        """True if the coordinator is another one from now on, since the last one is gone."""
+        before = self.coordinator
+        while self.is_gone(self.coordinator):  # for good, so the next one is a higher rank
+            self.coordinator += 1
+        return before != self.coordinator
+
+    def sets(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """What a rank and a new coordinator tell each other: the lost, those of them whose
+        processes have ended, and those that have left."""
+        ended = self.ranks(RankState.ENDED) - {self._rank}
+        return tuple(sorted(self.lost)), tuple(sorted(ended)), tuple(sorted(self.left))

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
+from lossycoll.runtime.engine.failures import place_text
+
+from .polled_store import is_form
 
 NO_ANSWER: Final = "no answer"
 WITHIN_A_HOST: Final = re.compile(r"docker|br-|virbr|cni|lxc|podman|flannel|veth|lo$")
@@ -29,20 +32,11 @@ class Side:
     device: str = ""  # the address's interface, where it is known
     trouble: str = ""  # what became of its attempts to reach the other end, where it is known
 
-    @property
-    def here(self) -> str:
-        return f"{self.address} ({self.device})" if self.device else self.address
-
-    @property
-    def place(self) -> str:
-        host = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{host}:{self.port}"
-
     def to(self, other: Side) -> str:
+        here, there = (f" ({side.device})" if side.device else "" for side in (self, other))
         return (
-            f"rank {self.rank} at {self.here} can't reach rank {other.rank}'s control port, TCP "
-            f"{other.place}{f' ({other.device})' if other.device else ''}: "
-            f"{self.trouble or NO_ANSWER}"
+            f"rank {self.rank} at {self.address}{here} can't reach rank {other.rank}'s control "
+            f"port, TCP {place_text(other.address, other.port)}{there}: {self.trouble or NO_ANSWER}"
         )
 
 
@@ -50,14 +44,11 @@ def unreached(who: str, far: Side, near: Side, ports: str) -> RendezvousError:
     """The error for ranks that have met in the store and can't connect: ``far`` has no connection
     with the coordinator. ``who``: the rank that speaks, as errors name it."""
     back = f"; {near.to(far)}" if near.trouble else ""
-    used = (
-        f"LOSSYCOLL_PORT_RANGE, which is {ports}"
-        if ports != "0"
-        else ("LOSSYCOLL_PORT_RANGE, which is unset (any port), so set it, as in 42000-42099")
-    )
+    used = "unset (any port), so set it, as in 42000-42099" if ports == "0" else ports
     return RendezvousError(
         f"{who}: {far.to(near)}{back}. Both have met at the master, whose port isn't enough: let "
-        f"TCP (control) and UDP (data) pass between the hosts on the ports of {used}."
+        f"TCP (control) and UDP (data) pass between the hosts on the ports of "
+        f"LOSSYCOLL_PORT_RANGE, which is {used}."
         f"{_odd(far, near)} 'lossycoll doctor --peer {near.address}' on both hosts tries each port",
         peer=near.rank if who.startswith(f"rank {far.rank}/") else far.rank,
     )
@@ -65,13 +56,12 @@ def unreached(who: str, far: Side, near: Side, ports: str) -> RendezvousError:
 
 def _odd(far: Side, near: Side) -> str:
     """Faults of the addresses themselves."""
-    inner = [side for side in (near, far) if WITHIN_A_HOST.match(side.device)]
-    if inner:
-        side = inner[0]
-        return (
-            f" Or {side.address} is of {side.device}, which is within rank {side.rank}'s host: set "
-            f"LOSSYCOLL_INTERFACE there to the interface that the other hosts reach."
-        )
+    for side in (near, far):
+        if WITHIN_A_HOST.match(side.device):
+            return (
+                f" Or {side.address} is of {side.device}, which is within rank {side.rank}'s host: "
+                f"set LOSSYCOLL_INTERFACE there to the interface that the other hosts reach."
+            )
     inner_only = ipaddress.ip_address(near.address).is_private
     because = " (a NAT, or a container's own network)" if inner_only else ""
     return (
@@ -81,8 +71,7 @@ def _odd(far: Side, near: Side) -> str:
 
 
 def translated(who: str, far: Side, source: str, near: Side) -> RendezvousError:
-    """The error for a rank whose connection comes from ``source``, and whose own address can't be
-    reached."""
+    """The error for a rank whose connection comes from ``source``, and who can't be reached."""
     return RendezvousError(
         f"{who}: {near.to(far)}, though that rank reaches rank {near.rank}, from {source}: a NAT "
         f"translates its address, so neither TCP (control) nor UDP (data) gets to it. Join the "
@@ -146,11 +135,10 @@ def compare_machines(
 
 def said_trouble(told: Any) -> str:
     """The trouble that a rank has told of, as far as it is a text."""
-    found = told.get("trouble") if isinstance(told, Mapping) else None
-    return found[:LONGEST_TOLD] if isinstance(found, str) and found.isprintable() else ""
+    is_one = is_form(told, trouble=str) and told["trouble"].isprintable()
+    return str(told["trouble"][:LONGEST_TOLD]) if is_one else ""
 
 
 def heartbeat_of(told: Any) -> int:
     """The heartbeat that a rank has told; 0: none."""
-    found = told.get("heartbeat") if isinstance(told, Mapping) else None
-    return found if isinstance(found, int) else 0
+    return int(told["heartbeat"]) if is_form(told, heartbeat=int) else 0

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from lossycoll.runtime.control.schema import (
@@ -74,45 +74,35 @@ ANSWER: Final[Schema[Message]] = Schema(Message)
 _Kind = TypeVar("_Kind", Status, Record, Stacks)
 
 
+@dataclass(eq=False)
 class Answers:
-    """One rank's answers. Used by the control plane's thread.
+    """One rank's answers. Used by the control plane's thread."""
 
-    ``session`` is the job's, as pages have it; ``addresses``: where each rank listens; ``read``
-    returns the records of the job on this machine, with their calls or without.
-    """
-
-    def __init__(
-        self,
-        session: str,
-        addresses: Sequence[Address],
-        read: Callable[[bool], Sequence[status_record.Record]],
-    ) -> None:
-        self._session = session
-        self._addresses = tuple(addresses)
-        self._read = read
-        self._until = [0.0, 0.0]
-        self._kept: list[list[bytes]] = [[], []]
+    session: str  # the job's, as pages have it
+    addresses: Sequence[Address]  # where each rank listens
+    # The records of the job on this machine, with their calls or without
+    read: Callable[[bool], Sequence[status_record.Record]]
+    # Latest answers, and until when they are given again
+    _kept: dict[str, tuple[float, list[bytes]]] = field(default_factory=dict, init=False)
 
     def to(self, purpose: str) -> list[bytes]:
         """The messages that answer a question."""
         if purpose == STACKS:
             return [ANSWER.pack(Stacks(python_stacks()))]
-        now, calls = time.monotonic(), purpose == CALLS
-        if now >= self._until[calls]:
+        until, answer = self._kept.get(purpose, (0.0, []))
+        if (now := time.monotonic()) >= until:
             try:
-                records = self._read(calls)
+                records = self.read(purpose == CALLS)
             except OSError:  # somebody has changed the folder
                 records = ()
-            status = Status(VERSION, self._session, self._addresses, len(records))
-            messages: list[Message] = [status, *map(Record, records)]
-            self._kept[calls] = [ANSWER.pack(one) for one in messages]
-            self._until[calls] = now + FRESH_SECONDS
-        return self._kept[calls]
+            status = Status(VERSION, self.session, tuple(self.addresses), len(records))
+            answer = [ANSWER.pack(status), *(ANSWER.pack(Record(one)) for one in records)]
+            self._kept[purpose] = now + FRESH_SECONDS, answer
+        return answer
 
 
 def python_stacks() -> str:
-    """The stack of every thread of this process but the package's own, the main one first, each
-    with the innermost frame last."""
+    """The stack of every thread but the package's own: the main thread and outer frames first."""
     frames = sys._current_frames()
     main = threading.main_thread().ident
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -125,26 +115,9 @@ def python_stacks() -> str:
     return "\n".join(parts)[:MOST_TEXT]
 
 
-def _read(body: bytes, kind: type[_Kind]) -> _Kind:
+def read(body: bytes, kind: type[_Kind]) -> _Kind:
+    """One message of an answer. Malformed: it is none of this kind."""
     found = ANSWER.unpack(body)
     if not isinstance(found, kind):
         raise Malformed(f"no {kind.__name__.lower()}")
     return found
-
-
-def read_status(body: bytes) -> Status:
-    """The first message of an answer. Malformed: it is none."""
-    found = _read(body, Status)
-    if found.records > len(found.addresses):
-        raise Malformed("more records than ranks")
-    return found
-
-
-def read_record(body: bytes) -> status_record.Record:
-    """One of the messages that follow. Malformed: it is none."""
-    return _read(body, Record).fields
-
-
-def read_stacks(body: bytes) -> str:
-    """The answer to ``STACKS``, which moves no terminal's cursor. Malformed: none."""
-    return _read(body, Stacks).text

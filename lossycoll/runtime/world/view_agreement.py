@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from .messages import View
-from .rank_states import LOST_STATES, RankState, RankStates
+from .rank_states import RankState, RankStates
 
 
 def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
@@ -20,14 +20,13 @@ def has_quorum(here: Collection[int], of: Collection[int]) -> bool:
     return 2 * len(mine) > len({*of}) or (2 * len(mine) == len({*of}) > 0 and min(of) in mine)
 
 
-class Survivors:
-    """One rank's part in the agreement. ``views`` begins with all ranks, from operation 0 on.
-    ``patience``: seconds from this rank's stop after which it no longer waits for an agreement.
-    ``states``: the group's table of its ranks."""
+class Survivors(RankStates):
+    """One rank's table of its group, and its part in the agreement. ``views`` begins with all
+    ranks, from operation 0 on. ``patience``: seconds from this rank's stop after which it no longer
+    waits for an agreement."""
 
-    def __init__(self, rank: int, world: int, patience: float, states: RankStates) -> None:
-        self._rank = rank
-        self.states = states
+    def __init__(self, rank: int, world: int, patience: float) -> None:
+        super().__init__(world, rank)
         self._patience = patience
         self.views: tuple[View, ...] = (View(0, tuple(range(world))),)
         self.next = 0
@@ -36,16 +35,12 @@ class Survivors:
         self._reported: dict[int, tuple[frozenset[int], int]] = {}
 
     @property
-    def lost(self) -> set[int]:
-        return self.states.ranks(LOST_STATES)
-
-    @property
     def ended(self) -> set[int]:
-        return self.states.ranks([RankState.ENDED])
+        return self.ranks(RankState.ENDED)
 
     @property
     def remaining(self) -> tuple[int, ...]:
-        return tuple(rank for rank in self.views[-1].members if not self.states.is_lost(rank))
+        return tuple(rank for rank in self.views[-1].members if not self.is_lost(rank))
 
     @property
     def agreed(self) -> bool:
@@ -55,20 +50,15 @@ class Survivors:
     @property
     def proposer(self) -> int:
         """The rank that decides; who has said goodbye can't. This rank always remains."""
-        left = self.states.ranks([RankState.LEFT]) - {self._rank}
+        left = self.left
         return min(rank for rank in self.remaining if rank not in left)
-
-    def lose(self, rank: int, *, ended: bool) -> bool:
-        """Gives ``rank`` up; ``ended``: its process is known to have ended. False: not news."""
-        return rank != self._rank and self.states.lose(rank, ended=ended)
 
     def stopped(self, before: int, now: float) -> None:
         self.next = before
         self._stopped_at = now
 
-    def report(self, rank: int, lost: Iterable[int], before: int, views: Sequence[View]) -> None:
+    def report(self, rank: int, lost: Iterable[int], before: int) -> None:
         self._reported[rank] = (frozenset(lost), before)
-        self.learn(views)
 
     def learn(self, views: Sequence[View]) -> bool:
         """Takes over views that another rank has heard of and this one hasn't. False: not news."""
@@ -76,7 +66,7 @@ class Survivors:
             return False
         self.views = tuple(views)
         for rank in {*self.views[0].members} - {*self.views[-1].members}:
-            self.states.move(rank, RankState.LOST)
+            self.move(rank, RankState.LOST)
         return True
 
     def decide(self) -> View | None:
@@ -96,13 +86,7 @@ class Survivors:
         return view
 
     def must_stop(self, now: float) -> bool:
-        """True if this rank must not go on: too few remain, or they took too long to agree."""
+        """True if this rank must not go on: those that remain took too long to agree, or may be the
+        smaller part of a network that fell apart. Ranks that have ended aren't a part of it."""
         late = not self.agreed and now - self._stopped_at > self._patience
-        return late or not self.may_go_on()
-
-    def may_go_on(self) -> bool:
-        """True if the ranks that remain can't be the smaller part of a network that fell apart.
-        Ranks whose processes have ended don't count."""
-        return has_quorum(
-            self.remaining, [r for r in self.views[-1].members if r not in self.ended]
-        )
+        return late or not has_quorum(self.remaining, {*self.views[-1].members} - self.ended)

@@ -31,10 +31,8 @@ from lossycoll.errors import (
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import reliable
 from lossycoll.runtime.core.exits import start_thread
-from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import find_secret
-from lossycoll.runtime.world.polled_store import PolledStore
-from lossycoll.runtime.world.store_connection import own_connection
+from lossycoll.runtime.world.polled_store import PolledStore, own_connection
 from lossycoll.train.common.packing import Bytes, state_from, unpacked
 
 from .agreement import FRESH, Agreement, Generation, LastGeneration, Participant
@@ -111,10 +109,9 @@ class ElasticWorld:
         self._options = {"on_peer_loss": "continue", **(options or {})}
         self._grace = grace
         self._timeout = timeout
-        secret = find_secret()
-        values = None if secret is None else SealedValues(secret)
-        own = PolledStore(own_connection(PrefixStore("elastic", store)), f"slot {slot}", values)
-        self._agreement = Agreement(own, slot, slots, secrets.token_hex(8))
+        own = own_connection(PrefixStore("elastic", store))
+        polled = PolledStore(own, f"slot {slot}", find_secret())
+        self._agreement = Agreement(polled, slot, slots, secrets.token_hex(8))
         self._watcher: Watcher | None = None
         self._generation: Generation | None = None  # the latest group that worked
         self._next = 0  # the first generation that this process wasn't in

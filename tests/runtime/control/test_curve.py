@@ -51,7 +51,7 @@ def test_a_caller_that_isnt_in_the_roster_is_refused() -> None:
     server, place = listening(keys)
     wrong = Keys("tests", keys.listener, keys_of(ANOTHER, "tests").caller)
     with contextlib.closing(server), contextlib.closing(Transport(None)) as client:
-        client._keys = wrong
+        client.keys = wrong
         peer = client.connect(place)
         client.send(peer, b"hello")
         assert hear(client, count(1), server) == [Closed(peer, "closed by whoever listens there")]

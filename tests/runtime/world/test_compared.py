@@ -10,12 +10,8 @@ import pytest
 from lossycoll.errors import RendezvousError
 from lossycoll.options.fields import COUNT_AS_GIVEN, GIVEN, Options
 from lossycoll.options.schema import variable
-from lossycoll.runtime.world.definition import (
-    Definition,
-    compare_options,
-    compare_versions,
-    difference,
-)
+from lossycoll.runtime.world.definition import compare_options, compare_versions, difference
+from lossycoll.runtime.world.messages import Defined
 from tools.options_table import table
 
 NOT_SHARED = {
@@ -124,7 +120,7 @@ def test_a_value_that_differs_goes_before_one_that_is_set() -> None:
 
 
 def test_definitions_differ_by_what_is_set() -> None:
-    one, other = (Definition(r, (4, 7), o.shared()) for r, o in enumerate((Options(), SET)))
+    one, other = (Defined(r, (4, 7), o.shared()) for r, o in enumerate((Options(), SET)))
     assert one.digest != other.digest
     assert difference(one, other) == difference(other, one)
     assert difference(one, other).startswith("option repair is 0 on rank 1 but not set on rank 0;")

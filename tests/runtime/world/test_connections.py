@@ -94,7 +94,7 @@ def test_questions_are_answered_by_who_lives_and_refused_by_the_hosts_of_others(
         ended.close(0)
         shy.states.move(0, RankState.LOST)
         # libzmq closes a listener on a thread of its own, a little later.
-        until(lambda: _is_refused(asker.place_of(3)), "nobody listens there")
+        until(lambda: _is_refused(asker.places[3]), "nobody listens there")
         asker.ask([1, 2, 3], 10.0, 0.0)
         found = poll(asker, [alive, shy], 2) + poll(asker, [alive, shy], 1, 0.3)
         assert sorted(found, key=repr) == [Alive(1), Refused(3)]
@@ -154,7 +154,7 @@ def test_who_has_its_answer_and_holds_the_connection_is_forgotten(
 ) -> None:
     monkeypatch.setattr(transport, "HANDSHAKE_SECONDS", 0.2)
     with ends(1) as (rank,), contextlib.closing(Transport()) as asker:
-        peer = asker.connect(rank.place_of(0))
+        peer = asker.connect(rank.places[0])
         asker.send(peer, pack(Hello(VERSION, "secret", 0, purpose)))
         until(lambda: [rank.poll(0.01), asker.poll(0)] and rank._connections)
         assert not rank.foreign
@@ -362,7 +362,7 @@ def test_sealed_ranks_meet_and_talk_and_answer_probes_that_have_the_secret() -> 
 def test_whoever_connects_in_clear_or_scans_ports_is_dropped_and_changes_nothing() -> None:
     with ends(2, OURS) as (coordinator, member):
         meet(coordinator, member)
-        place = coordinator.place_of(0)
+        place = coordinator.places[0]
         for said in (b"", b"GET / HTTP/1.0\r\n\r\n", bytes(100)):
             with socket.create_connection(place) as stranger:
                 stranger.sendall(said)
@@ -384,7 +384,7 @@ def test_strangers_by_the_hundred_keep_nobody_out() -> None:
     with ends(2, OURS) as (coordinator, member), contextlib.ExitStack() as stack:
         member.follow(0, 0.0)
         for _ in range(3 * STRANGERS):
-            place = coordinator.place_of(0)
+            place = coordinator.places[0]
             stranger = socket.create_connection(place, source_address=("127.0.0.9", 0))
             stack.enter_context(stranger).sendall(b"\xff")
             coordinator.poll(0)
@@ -405,7 +405,7 @@ def test_new_keys_are_asked_for_by_whoever_has_the_secret_alone() -> None:
             assert not ask_for_rekey("127.0.0.1", port, ANOTHER, 0.3)
             assert found == []
             assert ask_for_rekey("127.0.0.1", port, OURS)
-        assert found == [RekeyAsked()]
+        assert found == [RekeyAsked(0)]
         with pytest.raises(ConnectionRefusedError):
             ask_for_rekey("127.0.0.1", 1, OURS)
     with ends(2) as (coordinator, member), served(coordinator) as port:
@@ -416,7 +416,7 @@ def test_a_plain_connection_cannot_ask_for_new_keys() -> None:
     with ends(2) as (coordinator, member):
         meet(coordinator, member)
         with contextlib.closing(Transport()) as stranger:
-            peer = stranger.connect(coordinator.place_of(0))
+            peer = stranger.connect(coordinator.places[0])
             stranger.send(peer, pack(Hello(VERSION, "secret", 0, "rekey")))
             assert poll(coordinator, [member], 1, 0.2) == []
         assert coordinator.foreign == 1
@@ -434,7 +434,7 @@ def served(coordinator: Connections, found: list[Event] | None = None) -> Iterat
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        yield coordinator.place_of(0)[1]
+        yield coordinator.places[0][1]
     finally:
         stop.set()
         thread.join()

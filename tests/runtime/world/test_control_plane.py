@@ -184,7 +184,7 @@ BROKEN = [
 
 def test_foreign_and_malformed_messages_are_counted_and_dropped() -> None:
     with planes(2) as s:
-        coordinator = s.planes[0]
+        coordinator = s.planes[0].protocol
         for count, data in enumerate(HOSTILE, 1):
             with contextlib.closing(Transport()) as stranger:
                 peer = stranger.connect(s.endpoints[0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from lossycoll.runtime.world.definition import Definition
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.messages import Defined
 from lossycoll.runtime.world.rank_states import RankState
@@ -28,7 +27,7 @@ def define(
         rank: net.nodes[rank].join(
             number,
             members,
-            definition=Definition(members.index(rank), tuple(10 * one for one in members), options),
+            definition=Defined(members.index(rank), tuple(10 * one for one in members), options),
         )
         for rank in speakers
     }

@@ -42,7 +42,7 @@ def told(text: str) -> dict[str, dict[tuple[str, ...], float]]:
 
 def text_of(records: list[Any]) -> str:
     registry = CollectorRegistry()
-    registry.register(metrics.JobCollector(lambda: records))
+    registry.register(metrics._Teller("", 0, True, lambda: records, lambda: False))  # type: ignore[arg-type]
     return generate_latest(registry).decode()
 
 
@@ -345,13 +345,13 @@ def test_a_line_that_was_cut_spoils_no_other(
 ) -> None:
     """As by a disk that has become full."""
     file, write = tmp_path / "job.jsonl", os.write
-    lines = metrics._Lines(str(file), 0, lambda: RECORDS)
-    lines.write()
+    lines = metrics._Lines(str(file))
+    lines.write(RECORDS)
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda end, data: write(end, data[:40]))
         with pytest.raises(OSError, match="No space left"):
-            lines.write()
-    lines.write()
+            lines.write(RECORDS)
+    lines.write(RECORDS)
     first, cut, last = file.read_text().splitlines()
     assert len(cut) == 40
     assert json.loads(first)["session"] == json.loads(last)["session"] == "ab"

@@ -13,14 +13,13 @@ import pytest
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.keys.aead import SealedValues
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.world import polled_store
 from lossycoll.runtime.world.polled_store import KEY_BYTES, PolledStore
 from tests.support.memory_store import MemoryStore
 
-OURS = SealedValues(Secret.of(b"a secret of tests"))
-ANOTHERS = SealedValues(Secret.of(b"another secret of tests"))
+OURS = Secret.of(b"a secret of tests")
+ANOTHERS = Secret.of(b"another secret of tests")
 
 
 def test_a_value_is_what_was_set_for_whoever_has_the_secret_alone() -> None:
@@ -97,13 +96,13 @@ class SmallStore(MemoryStore):
 FITS = 1200 - 60
 
 
-@pytest.mark.parametrize("values", [None, OURS], ids=["clear", "sealed"])
-def test_long_values_and_many_keys_fit_small_packets(values: SealedValues | None) -> None:
+@pytest.mark.parametrize("secret", [None, OURS], ids=["clear", "sealed"])
+def test_long_values_and_many_keys_fit_small_packets(secret: Secret | None) -> None:
     draw = random.Random(5)
     long = "".join(draw.choices("0123456789abcdef", k=20_000))
     store = SmallStore()
-    one = PolledStore(store, "rank 0/2", values)
-    other = PolledStore(store, "rank 1/2", values)
+    one = PolledStore(store, "rank 0/2", secret)
+    other = PolledStore(store, "rank 1/2", secret)
     one.set("s/roster", long)
     assert other.get("s/roster") == long
     assert max(map(len, store.data.values())) <= 1000

@@ -14,7 +14,7 @@ import pytest
 
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.world import polled_store
+from lossycoll.runtime.world import rendezvous
 from lossycoll.runtime.world.definition import compare_options
 from lossycoll.runtime.world.rendezvous import Rendezvous
 from tests.support.memory_store import MemoryStore
@@ -305,7 +305,7 @@ def test_what_a_server_invents_is_missing() -> None:
 def test_ranks_whose_secrets_differ_all_say_so(
     secrets: tuple[Secret | None, Secret | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polled_store, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", 0.2)
     SECRETS[:] = [secrets[0], secrets[0], secrets[1], secrets[0]]
     found = together(MemoryStore(), [0, 1, 2, 3], 4, meet, timeout=30.0)
     for rank, error in enumerate(found):
@@ -316,7 +316,7 @@ def test_ranks_whose_secrets_differ_all_say_so(
 
 
 def test_a_late_rank_of_another_secret_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(polled_store, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(rendezvous, "PATIENCE_SECONDS", 0.2)
     SECRETS[:] = [OURS, OURS, ANOTHER, ANOTHER]
     found = together(MemoryStore(), [0, 1, 2, 3], 4, meet, timeout=30.0, late={3: 1.0})
     assert ["rank 2 differ" in str(error) for error in found] == [True, True, True, False]

@@ -11,8 +11,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.world import polled_store
-from lossycoll.runtime.world.polled_store import PolledStore
-from lossycoll.runtime.world.store_connection import StoreConnection, own_connection
+from lossycoll.runtime.world.polled_store import PolledStore, StoreConnection, own_connection
 from tests.support.store_server import StoreServer
 from tests.support.waiting import until
 

@@ -207,7 +207,7 @@ def test_a_coordinator_that_leaves_while_the_others_agree_is_not_waited_for() ->
     net = ready(4, LIVENESS)
     notes = group_of_all(net, outlive=True)
     coordinator = net.nodes[0]
-    decided = coordinator.groups[GROUP][0]._survivors
+    decided = coordinator.groups[GROUP][0]._states
     assert decided is not None
     decided.decide = lambda: None  # type: ignore[method-assign]  # it leaves before it can
     net.nodes[3].kill()

@@ -52,37 +52,39 @@ class DirectorySession:
     said: list[Message] = field(default_factory=list)
 
 
-class DirectoryClient:
-    """``connect`` first; the thread is there until ``close``.
+class Listener:
+    """Whom a client's thread tells what a directory has said."""
 
-    ``directories``: (host, port) of each that may be asked, the first that answers is.
-    ``transport``: by which they are reached, the client's from then on. ``on_gone``: called by the
-    thread when a peer has gone, with the incarnation that is over. ``on_transfer``: called by the
-    thread when this peer is to be a donor. ``on_joined``: called by the thread when a directory has
-    taken this peer in, before it says anything else. If its number is another one than before,
-    where its packets come from is to be said anew. ``on_members``: called by the thread with the
-    incarnations of a group or transfer, before others hear of it. ``begin``: its right to begin a
-    swarm; None: it joins one.
-    """
+    def joined(self, number: int) -> None:
+        """A directory has taken this peer in, and has said nothing else yet. If the number is
+        another one than before, where its packets come from is to be said anew."""
+
+    def met(self, incarnations: Sequence[str]) -> None:
+        """These are in a group or transfer of which others will hear."""
+
+    def donate(self, transfer: protocol.Transfer) -> None:
+        """This peer is to be a donor."""
+
+    def gone(self, incarnation: str) -> None:
+        """This incarnation of a peer is over."""
+
+
+class DirectoryClient:
+    """``connect`` first; the thread is there until ``close``. ``directories``: (host, port) of each
+    that may be asked, the first that answers is. ``transport``: by which they are reached, the
+    client's from then on. ``begin``: its right to begin a swarm; None: it joins one."""
 
     def __init__(
         self,
         directories: Sequence[Address],
         name: str,
         transport: DirectoryTransport,
-        on_gone: Callable[[str], None],
-        on_transfer: Callable[[protocol.Transfer], None],
-        on_joined: Callable[[protocol.Joined], None] = lambda joined: None,
-        on_members: Callable[[Sequence[str]], None] = lambda incarnations: None,
         begin: Begin | None = None,
     ) -> None:
         self._directories = DirectoryList(directories, begin)
         self._transport = transport
         self._trouble = ""  # why no directory was reached the last time; "": one was
-        self._on_gone = on_gone
-        self._on_transfer = on_transfer
-        self._on_joined = on_joined
-        self._on_members = on_members
+        self.listener = Listener()
         self._name = name
         self._start = secrets.token_hex(START // 2)
         """The process's part of each incarnation; a connection adds its own."""
@@ -405,7 +407,7 @@ class DirectoryClient:
             return
         if isinstance(message, protocol.Group | protocol.Transfer):
             self._partners.update((one.number, one.incarnation) for one in message.members)
-            self._on_members([one.incarnation for one in message.members])
+            self.listener.met([one.incarnation for one in message.members])
         with self._changed:
             if isinstance(message, protocol.Joined):
                 session.answered = True
@@ -457,12 +459,12 @@ class DirectoryClient:
             isinstance(message, protocol.Transfer)
             and message.members[0].incarnation == session.incarnation
         ):
-            self._on_transfer(message)
+            self.listener.donate(message)
         if isinstance(message, protocol.Gone):
-            self._on_gone(message.incarnation)
+            self.listener.gone(message.incarnation)
         if isinstance(message, protocol.Joined):
             try:
-                self._on_joined(message)
+                self.listener.joined(message.number)
             except LossyError as error:
                 with self._changed:
                     self._failure = self._failure or error
@@ -474,7 +476,7 @@ class DirectoryClient:
         for number in [
             n for n, incarnation in self._partners.items() if incarnation[:START] not in starts
         ]:
-            self._on_gone(self._partners.pop(number))
+            self.listener.gone(self._partners.pop(number))
 
     def _take_number(self, session: DirectorySession, message: protocol.Joined) -> None:
         """A directory takes this peer in, perhaps by another number than the one before did."""

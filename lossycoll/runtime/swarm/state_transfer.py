@@ -279,19 +279,26 @@ class _Receiving:
             self.bytes += sum(gathering.room(number).size for number in numbers)
 
 
+@dataclass(slots=True)
+class Offered:
+    """State that a peer's joiners get. ``schema``: of its tensors. ``state``: makes it; None: there
+    is none."""
+
+    schema: str = ""
+    state: Callable[[], Snapshot] | None = None
+
+
 class StateTransfers:
     """State transfers of one peer, as donor and as joiner, until ``close``."""
 
-    def __init__(self, number: int, paths: Paths, per_packet: int) -> None:
-        self._number = number
+    def __init__(self, paths: Paths, per_packet: int, offered: Offered) -> None:
+        self._number = paths.number
         self._paths = paths
         self._per_packet = per_packet
+        self._offered = offered
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
-        self.schema = ""  # schema of the peer's tensors
-        self.state: Callable[[], Snapshot] | None = None
-        """Makes the state that joiners get; None: there is none."""
 
     def fetch(
         self, transfers: Sequence[Transfer], own: Snapshot | None, most: int, timeout: float
@@ -332,7 +339,7 @@ class StateTransfers:
             self._threads = [one for one in self._threads if one.is_alive()]
             if self._closed:
                 return
-            state = self.state if len(self._threads) < MOST_DONATIONS else None
+            state = self._offered.state if len(self._threads) < MOST_DONATIONS else None
             thread = threading.Thread(
                 target=self._serve, args=(transfer, state), name="lossycoll-donor", daemon=True
             )
@@ -344,7 +351,7 @@ class StateTransfers:
             self._closed = True
             threads = list(self._threads)
         while any(thread.is_alive() for thread in threads):
-            self._paths.end_transfers()
+            self._paths.abort()
             for thread in threads:
                 thread.join(0.05)
 
@@ -380,4 +387,5 @@ class StateTransfers:
         """The pair of a transfer whose other end is known to the engine."""
         other = transfer.members[1 - rank]
         engine = self._paths.transfer(transfer.number, transfer.members)
-        return Pair(engine, rank, f"{other.host}:{other.port}", self._per_packet, self.schema)
+        place = f"{other.host}:{other.port}"
+        return Pair(engine, rank, place, self._per_packet, self._offered.schema)

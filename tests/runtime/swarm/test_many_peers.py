@@ -257,8 +257,6 @@ def test_a_peer_puts_names_together(monkeypatch: pytest.MonkeyPatch) -> None:
                     [("127.0.0.1", server.port)],
                     f"peer {number}",
                     ZmqDirectoryTransport(None),
-                    lambda incarnation: None,
-                    lambda transfer: None,
                 )
             )
             peers[-1].connect(10.0)

@@ -141,7 +141,6 @@ def test_what_strangers_say_of_an_address_is_not_believed(
     stack.callback(server.close)
     one, other = peers(stack, ("127.0.0.1", server.port), "ab", secret)
     end = one._endpoint
-    assert end is not None
     stranger = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     wrong, right = key_of(secret, "6" * 16), key_of(secret, one.session)
     lie = ConnectivityMessage(
@@ -168,8 +167,6 @@ def test_a_peer_whose_address_changes_comes_anew(stack: ExitStack) -> None:
     incarnations = []
     join = one.client._run_session
     assert before is not None
-    assert one._endpoints is not None
-    assert one._endpoint is not None
     one.client._run_session = lambda place: incarnations.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
     one._endpoints.say_address(one._endpoint.place, seen, moved=True)
     until(lambda: len(incarnations) > 0)

@@ -106,7 +106,6 @@ def test_a_donor_out_of_reach_keeps_no_other_waiting(
     state = snapshot(2)
     lost, *_ = [peers.donor(name, state).number for name in "abc"]
     newcomer = peers.come("newcomer")
-    assert newcomer._endpoint is not None
     agent, looked = newcomer._endpoint.nat_agent, []
     finds = agent.find_routes
 
@@ -351,7 +350,7 @@ def test_a_donor_asked_for_what_there_is_not(
     newcomer = peers.come("newcomer")
     caplog.set_level(logging.INFO, "lossycoll")
     (transfer,) = newcomer.client.transfers(1, 10.0)
-    pair = newcomer._endpoint.transfers._pair(transfer, state_transfer.JOINER)  # type: ignore[union-attr]
+    pair = newcomer._endpoint.transfers._pair(transfer, state_transfer.JOINER)
     size = np.zeros(1, np.uint64)
     pair.move([size.view(np.uint8)], state_transfer.DONOR)
     pair.move([np.empty(int(size[0]), np.uint8)], state_transfer.DONOR)

@@ -224,10 +224,10 @@ def test_paths_to_those_that_have_gone_are_forgotten(stack: ExitStack) -> None:
     (last,) = peers(stack, place, "z", None)
     means([one, last])
     means([one, last])
-    assert one._endpoint is not None
     assert len(one._endpoint.paths._known) == 1
     assert len(one._endpoint.paths._over) <= 2
-    assert one._schema == SCHEMA
+    assert one.said is not None
+    assert one.said.schema == SCHEMA
 
 
 def test_who_was_out_of_sight_of_another_directory_is_met_again(stack: ExitStack) -> None:
@@ -239,8 +239,7 @@ def test_who_was_out_of_sight_of_another_directory_is_met_again(stack: ExitStack
     together(members, values)
     for member in members:
         for incarnation in list(member.client._partners.values()):
-            member._lost(incarnation)
-    assert members[0]._endpoint is not None
+            member._endpoints.gone(incarnation)
     assert all(map(members[0]._endpoint.paths.has_gone, members[0].client._partners.values()))
     for one, value in zip(values, (1.0, 3.0), strict=True):
         one.fill(value)

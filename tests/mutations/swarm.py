@@ -168,16 +168,16 @@ SWARM = (
     ),
     mutation(
         "a chunk that nobody looks at",
-        "lossycoll/runtime/swarm/state.py",
-        "if digest_of(self._chunks[number]) != self.manifest.digests[number]:",
+        "lossycoll/runtime/swarm/state_transfer.py",
+        "if digest_of(self.chunks[number]) != self.manifest.digests[number]:",
         "if not self.manifest.digests:",
         "tests/runtime/swarm/test_state_transfer.py::test_a_donor_whose_chunks_are_others_is_left",
     ),
     mutation(
         "what a newcomer has comes again",
-        "lossycoll/runtime/swarm/state.py",
-        "if chunk is not None and len(chunk) == len(self._chunks[number]):",
-        "if chunk is not None and not len(self._chunks[number]):",
+        "lossycoll/runtime/swarm/state_transfer.py",
+        "if chunk is not None and len(chunk) == len(self.chunks[number]):",
+        "if chunk is not None and not len(self.chunks[number]):",
         "tests/runtime/swarm/test_state_transfer.py::test_only_what_has_changed_is_sent",
     ),
     mutation(
@@ -226,7 +226,7 @@ SWARM = (
     ),
     mutation(
         "a state from before the latest round",
-        "lossycoll/runtime/swarm/state.py",
+        "lossycoll/runtime/swarm/state_transfer.py",
         "(one for one in manifests if one.age == latest)",
         "(one for one in manifests if one.age <= latest)",
         "tests/runtime/swarm/test_state.py"

@@ -49,8 +49,7 @@ from .protocol import (
     Serves,
     Spare,
 )
-from .state import Snapshot
-from .state_transfer import TransferredState
+from .state_transfer import Snapshot, TransferredState
 
 MTU: Final = 1500  # MTU of all swarms: peers may be anywhere
 ASK_SECONDS: Final = 2.0  # for the directory to say who is there, when no round has begun

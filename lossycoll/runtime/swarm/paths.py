@@ -79,13 +79,8 @@ class Paths:
         self._transfers: dict[EngineGroup, tuple[Member, ...]] = {}
         self._gone: dict[str, None] = {}  # incarnations that are over, the latest last
 
-    def admit(self, member: Member, own: str) -> None:
-        """Makes a peer known to the engine, unless it is already. EngineError: there is no route to
-        it, or a round with it is on. ClosedError: this peer has left the swarm."""
-        if self.admit_all([member], own):
-            raise self.no_route(member)
-
     def no_route(self, member: Member) -> EngineError:
+        """An error for one of those whom :meth:`admit_all` returns."""
         return EngineError(
             f"peer {self.number}: no route to peer {member.number} at {_listed(member)}: UDP "
             f"packets between the two are lost, both ways or one"

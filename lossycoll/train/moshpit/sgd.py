@@ -34,7 +34,7 @@ from lossycoll.errors import (
 from lossycoll.runtime.control.schema import printable
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.protocol import AVERAGE
-from lossycoll.runtime.swarm.state import Snapshot
+from lossycoll.runtime.swarm.state_transfer import Snapshot
 from lossycoll.train.common.collectives import extremes
 from lossycoll.train.common.models import is_dtensor, like, local, parts
 from lossycoll.train.common.packing import packed, unpacked

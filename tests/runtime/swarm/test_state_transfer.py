@@ -20,8 +20,7 @@ from lossycoll.runtime.swarm.ice_agent import Route
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import Member
 from lossycoll.runtime.swarm.server import DirectoryServer
-from lossycoll.runtime.swarm.state import CHUNK, Snapshot
-from lossycoll.runtime.swarm.state_transfer import MOST_DONATIONS
+from lossycoll.runtime.swarm.state_transfer import CHUNK, MOST_DONATIONS, Snapshot
 from tests.support.waiting import until
 
 SECRET = Secret.of(b"a secret of tests")

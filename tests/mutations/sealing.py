@@ -117,8 +117,8 @@ SEALING = (
     mutation(
         "a connection whose keys need one end's nonce alone",
         "lossycoll/runtime/swarm/relayed.py",
-        "both = self.nonce + nonce if self._connects else nonce + self.nonce",
-        "both = self.nonce if self._connects else nonce",
+        "both = self._nonce + nonce if self._connects else nonce + self._nonce",
+        "both = self._nonce if self._connects else nonce",
         "tests/runtime/swarm/test_relayed.py::test_a_connection_that_was_recorded_opens_nowhere",
     ),
     mutation(

@@ -21,53 +21,11 @@ MOST_WAITING: Final = 4096
 """Frames that have come and nobody has read; of more, the connection is given up."""
 
 
-class Sealing:
-    """Keys of one end of a connection, once it has the other's nonce. ``connects``: this end has
-    made the connection."""
-
-    def __init__(self, key: bytes, *, connects: bool) -> None:
-        self._key = key
-        self._connects = connects
-        self.nonce = secrets.token_bytes(NONCE_BYTES)
-        self._keys: tuple[bytes, bytes] | None = None
-        self._sent = 0
-        self._opened = 0
-
-    @property
-    def is_ready(self) -> bool:
-        return self._keys is not None
-
-    def accept_nonce(self, nonce: bytes) -> bool:
-        """Takes the other end's nonce. Returns whether it is one."""
-        if len(nonce) != NONCE_BYTES:
-            return False
-        both = self.nonce + nonce if self._connects else nonce + self.nonce
-        keys = [
-            hmac.digest(self._key, direction + both, hashlib.sha256)
-            for direction in (b"there", b"back")
-        ]
-        self._keys = (keys[0], keys[1]) if self._connects else (keys[1], keys[0])
-        return True
-
-    def seal(self, body: bytes) -> bytes:
-        """The next frame to the other end, which has been is_ready."""
-        assert self._keys is not None
-        self._sent += 1
-        return aead.seal(self._keys[0], _iv(self._sent - 1), body)
-
-    def open(self, frame: bytes) -> bytes | None:
-        """Open the other end's next frame; None: this isn't it."""
-        assert self._keys is not None
-        text = aead.open_sealed(self._keys[1], _iv(self._opened), frame)
-        self._opened += text is not None
-        return text
-
-
 class RelayedConnection:
     """A :class:`.directory_transport.Connection` of relayed frames. Another thread may :meth:`put`
     what comes. ``send``: sends a frame; False: the other end isn't there. ``key``: ``KEY_BYTES``
     that both ends have; None: all is in clear. ``counts``: of what came and isn't believed, by why.
-    ``connects``: this end has made the connection."""
+    ``connects``: this end has made the connection. ``incarnation``: what tells it from others."""
 
     reached = True
 
@@ -78,13 +36,18 @@ class RelayedConnection:
         counts: Counter[str],
         *,
         connects: bool,
+        incarnation: bytes = b"",
     ) -> None:
+        self.incarnation = incarnation
         self.broken = ""
-        self._send = send
-        self._counts = counts
-        self._sealing = None if key is None else Sealing(key, connects=connects)
-        self._said = False
-        self._waiting: list[bytes] = []  # messages to send once the other end's nonce has come
+        self._send, self._counts = send, counts
+        self._key, self._connects = key, connects
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._said = key is None  # the nonce
+        self._keys: tuple[bytes, bytes] | None = None
+        """To send and to receive with, once the other end's nonce has come."""
+        self._sent = self._opened = 0
+        self._waiting: list[bytes] = []  # messages to send from then on
         self._came: deque[bytes] = deque()
 
     def put(self, frame: bytes) -> None:
@@ -98,41 +61,50 @@ class RelayedConnection:
     def read(self) -> list[bytes]:
         found = []
         while self._came:
-            text = self._opened(self._came.popleft())
+            text = self._open(self._came.popleft())
             if text is not None:
                 found.append(text)
         return found
 
-    def _opened(self, frame: bytes) -> bytes | None:
-        if self._sealing is None:
+    def _open(self, frame: bytes) -> bytes | None:
+        """Message of the other end's next frame; None: it is none."""
+        if self._key is None:
             return frame
-        if self._sealing.is_ready:
-            text = self._sealing.open(frame)
-            self._counts["forged"] += text is None
-            return text
-        if not self._sealing.accept_nonce(frame):
-            self._counts["forged"] += 1
+        if self._keys is None and len(frame) == NONCE_BYTES:
+            self._take_nonce(self._key, frame)
             return None
+        text = None
+        if self._keys is not None:
+            text = aead.open_sealed(self._keys[1], _iv(self._opened), frame)
+        self._opened += text is not None
+        self._counts["forged"] += text is None
+        return text
+
+    def _take_nonce(self, key: bytes, nonce: bytes) -> None:
+        both = self._nonce + nonce if self._connects else nonce + self._nonce
+        there, back = (
+            hmac.digest(key, direction + both, hashlib.sha256) for direction in (b"there", b"back")
+        )
+        self._keys = (there, back) if self._connects else (back, there)
         self._say_nonce()
         waiting, self._waiting = self._waiting, []
         for body in waiting:
             self.write(body)
-        return None
 
     def write(self, body: bytes) -> None:
-        if self._sealing is None:
-            self._give(body)
-            return
         self._say_nonce()
-        if self._sealing.is_ready:
-            self._give(self._sealing.seal(body))
-        else:
+        if self._key is None:
+            self._give(body)
+        elif self._keys is None:
             self._waiting.append(body)
+        else:
+            self._sent += 1
+            self._give(aead.seal(self._keys[0], _iv(self._sent - 1), body))
 
     def _say_nonce(self) -> None:
-        if self._sealing is not None and not self._said:
+        if not self._said:
             self._said = True
-            self._give(self._sealing.nonce)
+            self._give(self._nonce)
 
     def _give(self, frame: bytes) -> None:
         if not self.broken and not self._send(frame):

@@ -126,12 +126,12 @@ class _ClientConnection(RelayedConnection):
         counts: Counter[str],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        super().__init__(self._publish, key, counts, connects=True)
+        own = secrets.token_bytes(INCARNATION_BYTES)
+        super().__init__(self._publish, key, counts, connects=True, incarnation=own)
         self._wake = wake
         self._server = server
         self._inbox = notices.channel(inbox)
-        self._incarnation = secrets.token_bytes(INCARNATION_BYTES)
-        channel = notices.channel(self._incarnation.hex())
+        channel = notices.channel(own.hex())
         self._subscription: Subscription = server.listen(channel, notices.news)
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name="lossycoll-relay", daemon=True)
@@ -146,7 +146,7 @@ class _ClientConnection(RelayedConnection):
 
     def _publish(self, frame: bytes) -> bool:
         try:
-            return not self._server.publish([(self._inbox, self._incarnation + frame)])
+            return not self._server.publish([(self._inbox, self.incarnation + frame)])
         except OSError:
             return False
 
@@ -170,20 +170,6 @@ def key_of(secret: Secret | None, notices: Notices) -> bytes | None:
     return None if secret is None else secret.derived("relay", notices.key)
 
 
-class _DirectoryConnection(RelayedConnection):
-    """A directory's end of a connection. ``incarnation``: what tells it from others."""
-
-    def __init__(
-        self,
-        incarnation: bytes,
-        send: Callable[[bytes], bool],
-        key: bytes | None,
-        counts: Counter[str],
-    ) -> None:
-        super().__init__(send, key, counts, connects=False)
-        self.incarnation = incarnation
-
-
 class RelayedDirectory:
     """Serves from when it is made until ``close``, or until it is ``over``: the server has gone, or
     the directory has been silent for so long that another one serves. ``secret``: what peers must
@@ -205,7 +191,7 @@ class RelayedDirectory:
         self.service = DirectoryService(
             self._directory, self._drop, strangers=MOST_PEERS + STRANGERS
         )
-        self._sessions: dict[bytes, tuple[PeerSession, _DirectoryConnection]] = {}
+        self._sessions: dict[bytes, PeerSession] = {}
         self._unsent: list[tuple[bytes, bytes]] = []
         """(whose, frame), until the end of the turn: they go together."""
         self._heard = self._renewed = time.monotonic()
@@ -266,28 +252,32 @@ class RelayedDirectory:
             self._heard = time.monotonic()
             return
         incarnation, body = frame[:INCARNATION_BYTES], frame[INCARNATION_BYTES:]
-        known = self._sessions.get(incarnation)
-        if known is None:
+        session = self._sessions.get(incarnation)
+        if session is None:
             begins = len(body) == NONCE_BYTES if self._key is not None else bool(body)
             if not begins:  # of a connection that is over, if of any
                 self.counts["foreign"] += 1
                 return
-            known = self._sessions[incarnation] = self._admit(incarnation)
-        session, connection = known
-        connection.put(body)
+            session = self._sessions[incarnation] = self._admit(incarnation)
+        self._connection(session).put(body)
         self.service.hear(session)
 
-    def _admit(self, incarnation: bytes) -> tuple[PeerSession, _DirectoryConnection]:
+    def _admit(self, incarnation: bytes) -> PeerSession:
         def send(frame: bytes) -> bool:
             self._unsent.append((incarnation, frame))
             return True
 
-        connection = _DirectoryConnection(incarnation, send, self._key, self.counts)
-        return self.service.admit(connection), connection
+        own = RelayedConnection(
+            send, self._key, self.counts, connects=False, incarnation=incarnation
+        )
+        return self.service.admit(own)
+
+    def _connection(self, session: PeerSession) -> RelayedConnection:
+        assert isinstance(session.connection, RelayedConnection)
+        return session.connection
 
     def _drop(self, session: PeerSession) -> None:
-        assert isinstance(session.connection, _DirectoryConnection)
-        self._sessions.pop(session.connection.incarnation, None)
+        self._sessions.pop(self._connection(session).incarnation, None)
 
     def _flush(self) -> None:
         """Sends what is to be sent, and what comes of it that somebody isn't there."""
@@ -314,7 +304,7 @@ class RelayedDirectory:
 
     def _end(self, silent: Set[str]) -> None:
         """Nobody listens to these channels any more."""
-        for incarnation, (session, _) in list(self._sessions.items() if silent else ()):
+        for incarnation, session in list(self._sessions.items() if silent else ()):
             if self._channel(incarnation) in silent:
                 self.service.end(session)
 

@@ -35,7 +35,7 @@ from lossycoll.runtime.swarm.protocol import (
     pack,
 )
 from lossycoll.runtime.swarm.relayed import RelayedConnection
-from lossycoll.runtime.swarm.valkey_relay import INCARNATION_BYTES, key_of
+from lossycoll.runtime.swarm.valkey_relay import INCARNATION_BYTES
 from lossycoll.runtime.swarm.valkey_server import Notices, ValkeyServer, ValkeyUrl
 
 BEAT_SECONDS: Final = LEASE / 4
@@ -268,7 +268,7 @@ class Peers:
         assert claimed is not None
         self._inbox = claimed.notice.inbox
         self._place = address.host, address.port
-        self._key = key_of(self._secret, self._notices)
+        self._key = self._notices.frames_key
 
     def join(self, count: int) -> dict[str, Any]:
         """All come at once. Returns when the last one has joined."""

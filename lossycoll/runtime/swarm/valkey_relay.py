@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import secrets
-import select
 import threading
 import time
 from collections import Counter
@@ -47,14 +45,11 @@ class ValkeyRelay:
     def __init__(self, address: ValkeyUrl, secret: Secret | None) -> None:
         self._server = ValkeyServer(address)
         self._notices = Notices(self._server, address.prefix, secret)
-        self._secret = secret
         self._directory: RelayedDirectory | None = None
         self._alone_since: float | None = None
         """When no swarm was found for the first time; None: one was."""
         self._counts: Counter[str] = Counter()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._readable = select.poll()
-        self._readable.register(self._wake, select.POLLIN)
+        self._came = threading.Event()
 
     def reach(self, place: Address, session: str) -> _ClientConnection:
         """This peer may open the directory."""
@@ -69,23 +64,15 @@ class ValkeyRelay:
         self._alone_since = None
         if found.own:
             self._end_directory()  # another one of this very peer's, which was silent
-            self._directory = RelayedDirectory(self._server, self._notices, found, self._secret)
-        return _ClientConnection(
-            self._server,
-            self._notices,
-            found.notice.inbox,
-            key_of(self._secret, self._notices),
-            self._counts,
-            self.wake,
-        )
+            self._directory = RelayedDirectory(self._notices, found)
+        return _ClientConnection(self._notices, found.notice.inbox, self._counts, self.wake)
 
     def wait(self, seconds: float) -> None:
-        if self._readable.poll(1000 * seconds):
-            os.eventfd_read(self._wake)
+        self._came.wait(seconds)
+        self._came.clear()
 
     def wake(self) -> None:
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+        self._came.set()
 
     def end(self) -> None:
         """The peer has closed its connection already."""
@@ -102,9 +89,6 @@ class ValkeyRelay:
         """Ends the connections, and this peer's directory. Idempotent."""
         self._end_directory()
         self._server.close()
-        wake, self._wake = self._wake, -1
-        if wake >= 0:
-            os.close(wake)
 
     def _end_directory(self) -> None:
         if self._directory is not None:
@@ -119,20 +103,19 @@ class _ClientConnection(RelayedConnection):
 
     def __init__(
         self,
-        server: ValkeyServer,
         notices: Notices,
         inbox: str,
-        key: bytes | None,
         counts: Counter[str],
         wake: Callable[[], None] = lambda: None,
     ) -> None:
         own = secrets.token_bytes(INCARNATION_BYTES)
+        key = notices.frames_key
         super().__init__(self._publish, key, counts, connects=True, incarnation=own)
         self._wake = wake
-        self._server = server
+        self._server = notices.server
         self._inbox = notices.channel(inbox)
         channel = notices.channel(own.hex())
-        self._subscription: Subscription = server.listen(channel, notices.news)
+        self._subscription: Subscription = self._server.listen(channel, notices.news)
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name="lossycoll-relay", daemon=True)
         self._thread.start()
@@ -165,25 +148,17 @@ class _ClientConnection(RelayedConnection):
             self._wake()
 
 
-def key_of(secret: Secret | None, notices: Notices) -> bytes | None:
-    """Key by which connections of a swarm are sealed. Another prefix has another."""
-    return None if secret is None else secret.derived("relay", notices.key)
-
-
 class RelayedDirectory:
     """Serves from when it is made until ``close``, or until it is ``over``: the server has gone, or
-    the directory has been silent for so long that another one serves. ``secret``: what peers must
-    have; None: all is in clear. OSError: the server isn't there."""
+    the directory has been silent for so long that another one serves. OSError: the server isn't
+    there."""
 
-    def __init__(
-        self, server: ValkeyServer, notices: Notices, claimed: Claimed, secret: Secret | None
-    ) -> None:
-        self._server = server
+    def __init__(self, notices: Notices, claimed: Claimed) -> None:
+        self._server = notices.server
         self._notices = notices
         self._inbox = claimed.notice.inbox
         self._value = claimed.value
         self._session = claimed.notice.session
-        self._key = key_of(secret, notices)
         self.counts: Counter[str] = Counter()  # number of rejected messages, by reason
         self._directory = Directory(time.monotonic, session=self._session)
         if claimed.begun:
@@ -197,9 +172,9 @@ class RelayedDirectory:
         self._heard = self._renewed = time.monotonic()
         """When its own sign of life last came back, and when the notice was last renewed."""
         self._stop = self.over = False
-        self._subscription = server.listen(notices.channel(self._inbox))
+        self._subscription = self._server.listen(notices.channel(self._inbox))
         try:
-            server.publish([(notices.news, b"")])
+            self._server.publish([(notices.news, b"")])
         except BaseException:
             self._subscription.close()
             raise
@@ -241,11 +216,11 @@ class RelayedDirectory:
             taken += 1
             if taken % ANSWERED_AT_ONCE == 0:
                 self._flush()
-                self._renew_in_time()
+                self._renew()
             frame = self._subscription.get(0.0) if taken < AT_ONCE else None
         self.service.turn()
         self._flush()
-        self._renew_in_time()
+        self._renew()
 
     def _take(self, frame: bytes) -> None:
         if not frame:
@@ -254,7 +229,7 @@ class RelayedDirectory:
         incarnation, body = frame[:INCARNATION_BYTES], frame[INCARNATION_BYTES:]
         session = self._sessions.get(incarnation)
         if session is None:
-            begins = len(body) == NONCE_BYTES if self._key is not None else bool(body)
+            begins = len(body) == NONCE_BYTES if self._notices.frames_key else bool(body)
             if not begins:  # of a connection that is over, if of any
                 self.counts["foreign"] += 1
                 return
@@ -267,10 +242,10 @@ class RelayedDirectory:
             self._unsent.append((incarnation, frame))
             return True
 
-        own = RelayedConnection(
-            send, self._key, self.counts, connects=False, incarnation=incarnation
+        key = self._notices.frames_key
+        return self.service.admit(
+            RelayedConnection(send, key, self.counts, connects=False, incarnation=incarnation)
         )
-        return self.service.admit(own)
 
     def _connection(self, session: PeerSession) -> RelayedConnection:
         assert isinstance(session.connection, RelayedConnection)
@@ -286,11 +261,9 @@ class RelayedDirectory:
             found = [(self._channel(incarnation), frame) for incarnation, frame in frames]
             self._end(self._server.publish(found))
 
-    def _renew_in_time(self) -> None:
-        if time.monotonic() - self._renewed >= RENEW_SECONDS:
-            self._renew()
-
     def _renew(self) -> None:
+        if time.monotonic() - self._renewed < RENEW_SECONDS:
+            return
         value = self._value
         if self._directory.session != self._session:  # it is now that of peers which came back
             self._session = self._directory.session

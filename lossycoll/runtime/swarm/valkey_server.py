@@ -226,9 +226,11 @@ class Notices:
     """Notices of one swarm. ``secret``: the swarm's; None: all is in clear."""
 
     def __init__(self, server: ValkeyServer, prefix: str, secret: Secret | None) -> None:
-        self._server = server
+        self.server = server
         self._sealed = None if secret is None else SealedValues(secret)
         self.key = f"lossycoll:{prefix}"
+        self.frames_key = None if secret is None else secret.derived("relay", self.key)
+        """Key by which connections of this prefix are sealed; None: they are in clear."""
         self.news = self.channel("news")  # a channel: somebody's directory has taken the place
         self.counts: Counter[str] = Counter()  # number of rejected entries, by reason
 
@@ -251,7 +253,7 @@ class Notices:
             times = [round(one * _MS) for one in (KEPT_SECONDS, LEASE, grace)]
             inbox = self._inbox_of(seen)
             theirs = self.channel(inbox) if inbox else ""
-            now = self._server.run(_CLAIM, self.key, seen, theirs, offer, *times)
+            now = self.server.run(_CLAIM, self.key, seen, theirs, offer, *times)
             if now == b"":
                 return None
             if now == offer:
@@ -267,7 +269,7 @@ class Notices:
         """The directory still serves. Returns whether it may: no other one does."""
         for _ in range(TRIES):
             kept = round(KEPT_SECONDS * _MS)
-            now = self._server.run(_RENEW, self.key, before, value, kept)
+            now = self.server.run(_RENEW, self.key, before, value, kept)
             if now == value:
                 return True
             other = self._read(now)
@@ -279,7 +281,7 @@ class Notices:
     def release(self, value: bytes, *, others: bool) -> None:
         """The directory ends. ``others``: it leaves peers behind, whose swarm goes on."""
         left = KEPT_SECONDS - LEASE if others else 0.0
-        self._server.run(_RELEASE, self.key, value, round(left * _MS))
+        self.server.run(_RELEASE, self.key, value, round(left * _MS))
 
     def value(self, notice: Notice) -> bytes:
         """Return the value of a notice: the inbox, which the server looks at, and the session."""

@@ -319,12 +319,12 @@ def test_news_are_believed_as_far_as_to_ask(serves: bool, server: Server, stack:
     notices = Notices(reached, address.prefix, None)
     if serves:
         stack.callback(reached.listen(notices.channel("5" * 32)).close)
-    connection = _ClientConnection(reached, notices, "5" * 32, None, Counter())
+    connection = _ClientConnection(notices, "5" * 32, Counter())
     stack.callback(connection.close)
     assert not connection.broken
     server.client().publish(notices.news, b"whatever")
     if serves:
-        server.client().publish(notices.channel(connection._incarnation.hex()), b"after it")
+        server.client().publish(notices.channel(connection.incarnation.hex()), b"after it")
         until(lambda: connection.read() == [b"after it"])
         assert not connection.broken
     else:

@@ -34,8 +34,7 @@ from lossycoll.runtime.swarm.protocol import (
     Spare,
     pack,
 )
-from lossycoll.runtime.swarm.relayed import RelayedConnection
-from lossycoll.runtime.swarm.valkey_relay import INCARNATION_BYTES
+from lossycoll.runtime.swarm.valkey_relay import INCARNATION_BYTES, RelayedConnection
 from lossycoll.runtime.swarm.valkey_server import Notices, ValkeyServer, ValkeyUrl
 
 BEAT_SECONDS: Final = LEASE / 4

@@ -146,7 +146,7 @@ SWARM = (
     ),
     mutation(
         "a stranger's frame that counts as one of the other end's",
-        "lossycoll/runtime/swarm/relayed.py",
+        "lossycoll/runtime/swarm/valkey_relay.py",
         "self._opened += text is not None",
         "self._opened += 1",
         "tests/runtime/swarm/test_relayed.py"

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from lossycoll.runtime.control.transport import LONGEST
-from lossycoll.runtime.swarm.relayed import MOST_WAITING, NONCE_BYTES, RelayedConnection
+from lossycoll.runtime.swarm.valkey_relay import MOST_WAITING, NONCE_BYTES, RelayedConnection
 
 KEY = bytes(range(32))
 

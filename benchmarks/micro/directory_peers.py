@@ -31,7 +31,7 @@ from lossycoll.runtime.swarm.protocol import (
     Leave,
     Message,
     Ready,
-    Spare,
+    Serves,
     pack,
 )
 from lossycoll.runtime.swarm.valkey_relay import INCARNATION_BYTES, RelayedConnection
@@ -227,7 +227,7 @@ class Peer:
             if body.startswith(b'["joined"'):
                 place = f"10.{self.number >> 8 & 255}.{self.number & 255}.1"
                 schema = "5c" * 16
-                self.say(Here(place, 4000), Spare(place, 5000), Averages(schema, ""))
+                self.say(Here(place, 4000), Serves(place, 5000, 1), Averages(schema, ""))
             elif body.startswith(b'["agreed",""'):
                 found = self.has_joined = True
             elif body.startswith(b'["group"'):

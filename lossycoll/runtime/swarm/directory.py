@@ -21,6 +21,7 @@ import numpy as np
 
 from lossycoll.plan.grid import Cells, Grid
 from lossycoll.plan.rng import key_of, mix
+from lossycoll.runtime.control.schema import Address
 
 from .directory_tables import (
     DirtyQueue,
@@ -50,6 +51,7 @@ from .protocol import (
     Joined,
     Offers,
     Refused,
+    Serves,
     Transfer,
     difference,
 )
@@ -212,14 +214,10 @@ class Directory:
         self.peers[number].place = place
         self._note(self.peers[number])
 
-    def serves(self, number: int, place: tuple[str, int]) -> None:
-        self._standby_directories.serves(self.peers[number], place)
+    def serves(self, number: int, said: Serves) -> None:
+        self._standby_directories.serves(self.peers[number], said)
 
-    def spare(self, number: int, place: tuple[str, int]) -> None:
-        """A peer opens a directory there if all others have gone."""
-        self._standby_directories.spare(self.peers[number], place)
-
-    def directories(self) -> tuple[tuple[str, int], ...]:
+    def directories(self) -> tuple[Address, ...]:
         return self._standby_directories.listed()
 
     def averages(self, number: int, wanted: Averages) -> Agreed | None:
@@ -233,10 +231,11 @@ class Directory:
                 f"you average something else than {other.name!r}: {differ}; the same model, "
                 f"shapes, settings and options on all peers"[:4096]
             )
-        if other is not None and other.wire != wanted.wire:
+        if other is not None and other.said and other.said.wire != wanted.wire:
             return Agreed(
-                f"your packets carry {wanted.wire!r}, and those of {other.name!r} {other.wire!r}: "
-                f"the same wire= and options LOSSYCOLL_WIRE... and LOSSYCOLL_LINK on all peers"
+                f"your packets carry {wanted.wire!r}, and those of {other.name!r} "
+                f"{other.said.wire!r}: the same wire= and options LOSSYCOLL_WIRE... and "
+                f"LOSSYCOLL_LINK on all peers"
             )
         if wanted.grid and other is None:
             if reason := self._placement.set_grid(wanted.grid, len(self.peers)):
@@ -253,7 +252,6 @@ class Directory:
         if schema != peer.schema:
             peer.began = self._clock()
         peer.said, peer.schema = wanted, schema
-        peer.wire, peer.rate = wanted.wire, wanted.rate
         self._averaging[number] = peer
         self._waiting[number] = wanted
         if schema:
@@ -412,10 +410,8 @@ class Directory:
         if self._is_settling():
             return out
         for peer in self._progress.told():
-            samples, newer = self._progress.samples, peer.behind
-            one = Group(peer.round, self._number_of_group(), (peer.member,), (), samples, newer)
+            out.append(self._group(peer.round, [peer], newer=peer.behind))
             peer.weight = None
-            out.append(one)
         late, self._too_late = list(self._too_late.values()), {}
         placed = (peer for peer in late if peer.is_ready and peer.cell >= 0)
         out += [self._alone(peer) for peer in placed if not peer.due]
@@ -515,15 +511,14 @@ class Directory:
         for group in groups:
             group.sort(key=lambda one: self.peers[one].cell)
         self._progress.begin(here)
-        samples, out = self._progress.samples, []
+        out = []
         for group in groups:
-            members = tuple(self.peers[n].member for n in group)
-            absent = tuple(
+            absent = [
                 (one.name, _why_absent(one, number, numbers))
                 for one in row
                 if one.number not in group
-            )
-            out.append(Group(number, self._number_of_group(), members, absent, samples))
+            ]
+            out.append(self._group(number, [self.peers[one] for one in group], absent))
         for peer in due:
             peer.round = number + 1
             peer.skipped, peer.due = True, False
@@ -538,15 +533,9 @@ class Directory:
     def _alone(self, peer: Peer) -> Group:
         """For one whose round has begun without it: it goes on by itself, and waits for nobody."""
         row = self._placement.on(self._placement.row_of(peer.cell, self.grid.axis(peer.round)))
-        absent = tuple((one.name, ELSEWHERE) for one in row if one is not peer)
+        absent = [(one.name, ELSEWHERE) for one in row if one is not peer]
         self._progress.begin([peer])
-        group = Group(
-            max(0, peer.round - 1),
-            self._number_of_group(),
-            (peer.member,),
-            absent,
-            self._progress.samples,
-        )
+        group = self._group(max(0, peer.round - 1), [peer], absent)
         peer.weight, peer.began = None, self._clock()
         return group
 
@@ -558,6 +547,17 @@ class Directory:
         self._placement.move(row, self.grid.moved(cells, number, self._seed))
         for peer in row:
             self._note(peer)
+
+    def _group(
+        self,
+        number: int,
+        peers: Sequence[Peer],
+        absent: Sequence[tuple[str, int]] = (),
+        newer: int = 0,
+    ) -> Group:
+        members = tuple(one.member for one in peers)
+        samples = self._progress.samples
+        return Group(number, self._number_of_group(), members, tuple(absent), samples, newer)
 
     def _number_of_group(self) -> int:
         self._formed += 1

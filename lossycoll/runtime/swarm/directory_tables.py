@@ -6,14 +6,13 @@ from __future__ import annotations
 import bisect
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from lossycoll.runtime.control.schema import Address
 
 from .peer import Peer
 from .placement import GridRow
-from .protocol import MOST_DIRECTORIES, MOST_MEMBERS, MOST_PEERS, MOST_WEIGHT, Offers
+from .protocol import MOST_DIRECTORIES, MOST_MEMBERS, MOST_PEERS, MOST_WEIGHT, Offers, Serves
 
 KEPT_SECONDS: Final = 60.0
 """For which a peer that was lost finds its number free when it comes again."""
@@ -105,39 +104,25 @@ class IdAllocator:
 
 
 class StandbyDirectories:
-    """Standby directories: peers that may serve when the directory in use has gone."""
+    """Standby directories, which serve when the directory in use has gone: first those that listen,
+    in the order in which their peers came, then those that peers would open, in the order of the
+    peers' numbers."""
 
     def __init__(self) -> None:
-        self._serve: list[tuple[int, int, Peer]] = []
-        """Peers that listen, in the order of their arrival."""
-        self._spare: list[tuple[int, int, Peer]] = []
-        """Peers that would open one, in order of their numbers."""
+        self._all: list[tuple[int, int, Address]] = []
 
-    def serves(self, peer: Peer, place: Address) -> None:
-        if peer.serves is None:
-            bisect.insort(self._serve, (peer.came, peer.number, peer))
-            self._drop(self._spare, peer.number, peer)
-        peer.serves = place
-
-    def spare(self, peer: Peer, place: Address) -> None:
-        """A peer opens one there if all others have gone."""
-        if peer.spare is None and peer.serves is None:
-            bisect.insort(self._spare, (peer.number, peer.number, peer))
-        peer.spare = place
+    def serves(self, peer: Peer, said: Serves) -> None:
+        self.lost(peer)
+        order = peer.number if said.spare else peer.came
+        peer.serves = said.spare, order, (said.host, said.port)
+        bisect.insort(self._all, peer.serves)
 
     def lost(self, peer: Peer) -> None:
-        self._drop(self._serve, peer.came, peer)
-        self._drop(self._spare, peer.number, peer)
-
-    def _drop(self, among: list[tuple[int, int, Peer]], key: int, peer: Peer) -> None:
-        at = bisect.bisect_left(among, (key, peer.number))
-        if at < len(among) and among[at][2] is peer:
-            del among[at]
+        if peer.serves is not None:
+            del self._all[bisect.bisect_left(self._all, peer.serves)]
 
     def listed(self) -> tuple[Address, ...]:
-        serve = [one.serves for _, _, one in self._serve[:MOST_DIRECTORIES]]
-        spare = [one.spare for _, _, one in self._spare[: MOST_DIRECTORIES - len(serve)]]
-        return tuple(place for place in (*serve, *spare) if place is not None)
+        return tuple(place for _, _, place in self._all[:MOST_DIRECTORIES])
 
 
 class Donors:
@@ -221,44 +206,38 @@ def split(
     return sorted(sorted(group) for group in groups)
 
 
-@dataclass
 class UnreachablePairs:
     """Unreachable pairs, as long as they are remembered. Bounded by the peers that live."""
 
-    clock: Callable[[], float]
-    _pairs: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    """End of each pair's unreachable time, and its length."""
-    _others: dict[int, set[int]] = field(default_factory=dict)  # with whom each is in a pair
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._others: dict[int, dict[int, tuple[float, float]]] = {}
+        """With whom each is in a pair: the end of the pair's unreachable time, and its length."""
 
     def note(self, one: int, other: int) -> None:
         """Note a pair that has found no route. Both ends may say so: that is once."""
-        now, pair = self.clock(), _pair(one, other)
-        until, seconds = self._pairs.get(pair, (now, 0.0))
+        now = self._clock()
+        until, seconds = self._others.get(one, {}).get(other, (now, 0.0))
         if now >= until:
             was_long_ago = now - until > MOST_UNREACHABLE
             seconds = FIRST_UNREACHABLE if was_long_ago else max(FIRST_UNREACHABLE, 2 * seconds)
-            self._pairs[pair] = now + min(MOST_UNREACHABLE, seconds), min(MOST_UNREACHABLE, seconds)
-            self._others.setdefault(one, set()).add(other)
-            self._others.setdefault(other, set()).add(one)
+            seconds = min(MOST_UNREACHABLE, seconds)
+            self._others.setdefault(one, {})[other] = now + seconds, seconds
+            self._others.setdefault(other, {})[one] = now + seconds, seconds
 
     def concerns(self, members: Sequence[int]) -> bool:
         """True if any of them may be in an unreachable pair. Most groups have none."""
         return any(one in self._others for one in members)
 
     def forget(self, number: int) -> None:
-        for other in self._others.pop(number, set()):
-            del self._pairs[_pair(number, other)]
-            self._others[other].discard(number)
+        for other in self._others.pop(number, {}):
+            del self._others[other][number]
             if not self._others[other]:
                 del self._others[other]
 
     def __call__(self, one: int, other: int) -> bool:
-        until, _ = self._pairs.get(_pair(one, other), (0.0, 0.0))
-        return self.clock() < until
-
-
-def _pair(one: int, other: int) -> tuple[int, int]:
-    return (one, other) if one < other else (other, one)
+        until, _ = self._others.get(one, {}).get(other, (0.0, 0.0))
+        return self._clock() < until
 
 
 class Progress:

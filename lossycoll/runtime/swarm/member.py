@@ -47,7 +47,6 @@ from .protocol import (
     Member,
     Offers,
     Serves,
-    Spare,
 )
 from .state_transfer import Snapshot, TransferredState
 
@@ -198,7 +197,7 @@ class SwarmMember:
             self.client.say(Serves(host, port))
 
         self.client.may_open((host, port), serves)
-        self.client.say(Spare(host, port))
+        self.client.say(Serves(host, port, spare=1))
 
     def averages(
         self,

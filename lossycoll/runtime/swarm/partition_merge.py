@@ -95,7 +95,7 @@ class PartitionMerge:
         self._asks_at = now + self._period()
         if self._to is not None or now < self._bound_until or not self._directory.peers:
             return []
-        here = {p for one in self._directory.peers.values() for p in (one.serves, one.spare)}
+        here = {one.serves[-1] for one in self._directory.peers.values() if one.serves}
         for place in others:
             if place not in here:
                 self.learn(place)
@@ -116,7 +116,7 @@ class PartitionMerge:
         directory = self._directory
         peers = [one for one in directory.peers.values() if not one.told]
         since = self._clock() - HEARD_SECONDS
-        schema, wire = next(((one.schema, one.wire) for one in peers if one.schema), ("", "same"))
+        said = next((one.said for one in peers if one.said and one.schema), None)
         return DirectoryStatus(
             session=directory.session,
             id=self._id,
@@ -124,8 +124,8 @@ class PartitionMerge:
             peers=sum(one.seen >= since for one in peers),
             free=directory.free,
             round=directory.round,
-            schema=schema,
-            wire=wire,
+            schema=said.schema if said else "",
+            wire=said.wire if said else "same",
             host=own[0],
             port=own[1],
             takes=int(takes),
@@ -176,16 +176,6 @@ class PartitionMerge:
         place, session, heard = self._redirect_to
         is_of_it = wanted.number == MOST_PEERS or wanted.session == session
         return place if is_of_it and self._clock() - heard < LEASE else None
-
-    @property
-    def elsewhere(self) -> Address | None:
-        """Directory that has the swarm's peers, as this one has none; None: it isn't known."""
-        if self._to is not None:
-            return self._to
-        if self._redirect_to is None or self._directory.peers:
-            return None
-        place, _, heard = self._redirect_to
-        return place if self._clock() - heard < LEASE else None
 
     def ends(self) -> bool:
         """True if all have gone that were told to, and none has come back. If some have, the

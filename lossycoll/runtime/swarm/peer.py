@@ -6,6 +6,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Final
 
+from lossycoll.runtime.control.schema import Address
+
 from .protocol import Averages, Here, Member
 
 KNOWN: Final = 16  # rounds that it is learnt from how long peers take
@@ -48,12 +50,9 @@ class Peer:
     cell: int = -1
     said: Averages | None = None  # tensors that it averages, or a draft
     schema: str = ""  # schema of its tensors; "": not all are announced
-    wire: str = "same"
-    rate: int = 0
-    serves: tuple[str, int] | None = None
-    """Address of its own directory, for the time after this one."""
-    spare: tuple[str, int] | None = None
-    """Address of a directory that it opens if all others have gone."""
+    serves: tuple[int, int, Address] | None = None
+    """Its own directory, for the time after this one, or one that it would open: 0, the number of
+    peers that came before it, and the address; or 1, its own number, and the address."""
     told: bool = False  # it is to turn to another directory: no round begins with it here
     place: Here | None = None
     weight: float | None = None  # weight of its ready tensors; None: none are ready
@@ -98,7 +97,7 @@ class Peer:
     @property
     def member(self) -> Member:
         assert self.place is not None
-        weight, place = self.weight or 0.0, self.place
+        weight, place, rate = self.weight or 0.0, self.place, self.said.rate if self.said else 0
         return Member(
-            self.number, place.host, place.port, self.incarnation, weight, self.rate, place.others
+            self.number, place.host, place.port, self.incarnation, weight, rate, place.others
         )

@@ -129,9 +129,8 @@ class DirectoryService:
         except Malformed as error:
             self.counts["malformed"] += 1
             if isinstance(error, OtherVersion):
-                reason = f"{error}; install the same lossycoll on all peers"
-                session.connection.write(pack(protocol.Refused(reason)))
-                session.connection.finish()
+                refused = protocol.Refused(f"{error}; install the same lossycoll on all peers")
+                self._last(session, refused)
             self.end(session)
         except Exception:  # of one peer, whose fault it is: all others go on
             log.exception("directory: a connection is dropped")
@@ -152,8 +151,8 @@ class DirectoryService:
         for session in list(self._claims.values()):
             self._settle(session, now)
         for number in self._directory.overdue():
-            self._remember(number)
-            self._lose(number)
+            if number in self._sessions:
+                self.end(self._sessions[number])
         if self._merge is not None and self._merge.ends():
             self._directory.adopt(self._directory.session)
             self._stands_by = bool(self._owner.name)
@@ -182,11 +181,15 @@ class DirectoryService:
 
     def end(self, session: PeerSession) -> None:
         """The connection is over, and so is the peer, until it comes again."""
-        if session.number >= 0:
-            self._remember(session.number)
-            self._lose(session.number)
-        else:
+        peer = self._directory.peers.get(session.number)
+        if peer is None:
             self._drop(session)
+            return
+        if self._merge is not None and peer.serves is not None:
+            _, _, place = peer.serves  # it may live in another part of the swarm, and serve there
+            if place in self._directory.directories():
+                self._merge.learn(place)
+        self._lose(session.number)
 
     def tell_all(self, message: Message) -> None:
         self._tell_each(list(self._sessions), message)
@@ -201,9 +204,7 @@ class DirectoryService:
         if isinstance(message, protocol.Here):
             self._directory.here(session.number, message)
         elif isinstance(message, protocol.Serves):
-            self._directory.serves(session.number, (message.host, message.port))
-        elif isinstance(message, protocol.Spare):
-            self._directory.spare(session.number, (message.host, message.port))
+            self._directory.serves(session.number, message)
         elif isinstance(message, protocol.Redirect):
             self._lose(session.number, redirected=True)
         elif isinstance(message, protocol.Averages):
@@ -234,10 +235,9 @@ class DirectoryService:
         elif isinstance(message, protocol.DirectoryStatus) and self._merge is not None:
             session.connection.write(pack(self._merge.asked(message, self._place(session))))
         elif isinstance(message, protocol.Who):
-            for part in self._who():
-                session.connection.write(pack(part))
-            session.connection.finish()
-            self._drop(session)
+            # The peers, or the directories that have them.
+            places = [] if self._directory.peers else self._instead(NEWCOMER)
+            self._last(session, *([_others(places)] if places else self._names()))
         elif isinstance(message, protocol.Heartbeat) and session.claim is None:
             self._say_who_serves(session)
         else:
@@ -247,17 +247,14 @@ class DirectoryService:
         """Answer a newcomer that looks for the directory in use, and may ask again."""
         places = self._instead(NEWCOMER)
         here = protocol.Heartbeat(len(self._directory.peers))
-        elsewhere = protocol.Directories(tuple((places or ())[:MOST_DIRECTORIES]))
-        session.connection.write(pack(here if places is None else elsewhere))
+        session.connection.write(pack(here if places is None else _others(places)))
         session.since = time.monotonic()
         self._strangers[id(session)] = self._strangers.pop(id(session))
 
     def _join(self, session: PeerSession, wanted: protocol.Join) -> None:
         places = self._instead(wanted)
         if places is not None:
-            session.connection.write(pack(protocol.Directories(tuple(places[:MOST_DIRECTORIES]))))
-            session.connection.finish()
-            self._drop(session)
+            self._last(session, _others(places))
             return
         self._stands_by = False
         if self._directory.is_again(wanted):  # its former connection has ended unseen
@@ -269,16 +266,14 @@ class DirectoryService:
             self._tell(holder.number, protocol.Probe())
             return
         answer = self._directory.join(wanted)
-        if isinstance(answer, protocol.Joined):
-            session.number = answer.number
-            del self._strangers[id(session)]
-            self._sessions[answer.number] = session
-        session.connection.write(pack(answer))
-        if isinstance(answer, protocol.Joined):
-            self._tell(answer.number, protocol.Directories(self._directory.directories()))
         if isinstance(answer, protocol.Refused):
-            session.connection.finish()
-            self._drop(session)
+            self._last(session, answer)
+            return
+        session.number = answer.number
+        del self._strangers[id(session)]
+        self._sessions[answer.number] = session
+        session.connection.write(pack(answer))
+        self._tell(answer.number, protocol.Directories(self._directory.directories()))
 
     def _settle(self, session: PeerSession, now: float) -> None:
         """Give a name to whoever claims it, once its holder has gone or is silent; or refuse it."""
@@ -289,8 +284,7 @@ class DirectoryService:
             if now < claim.asked + PROBE_SECONDS:
                 return
             self.counts["replaced"] += 1
-            self._remember(claim.holder)
-            self._lose(claim.holder)
+            self.end(self._sessions[claim.holder])
         del self._claims[id(session)]
         self._join(session, claim.wanted)
 
@@ -333,14 +327,11 @@ class DirectoryService:
             for at in range(0, max(1, len(names)), MOST_NAMES)
         ]
 
-    def _who(self) -> list[Message]:
-        """Answer somebody who looks from outside: the peers, or the directories that have them."""
-        others = list(self._owner.directories()) if self._stands_by else []
-        if self._merge is not None and self._merge.elsewhere is not None:
-            others.insert(0, self._merge.elsewhere)
-        if others and not self._directory.peers:
-            return [protocol.Directories(tuple(others[:MOST_DIRECTORIES]))]
-        return [*self._names()]
+    def _last(self, session: PeerSession, *messages: Message) -> None:
+        for message in messages:
+            session.connection.write(pack(message))
+        session.connection.finish()
+        self._drop(session)
 
     def _tell(self, number: int, message: Message) -> None:
         self._tell_each([number], message)
@@ -360,15 +351,6 @@ class DirectoryService:
         if session.connection.broken and not session.over:
             self.end(session)
 
-    def _remember(self, number: int) -> None:
-        """A peer that is lost may live in another part of the swarm, and serve there."""
-        peer, listed = self._directory.peers.get(number), self._directory.directories()
-        if peer is None or self._merge is None:
-            return
-        for place in (peer.spare, peer.serves):
-            if place is not None and place in listed:
-                self._merge.learn(place)
-
     def _lose(self, number: int, *, redirected: bool = False) -> None:
         """``redirected``: to another directory; whoever may still need its packets has them."""
         session = self._sessions.pop(number, None)
@@ -385,3 +367,7 @@ class DirectoryService:
         if not session.over:
             session.over = True
             self._dropped(session)
+
+
+def _others(places: Sequence[Address]) -> protocol.Directories:
+    return protocol.Directories(tuple(places[:MOST_DIRECTORIES]))

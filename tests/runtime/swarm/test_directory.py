@@ -33,6 +33,7 @@ from lossycoll.runtime.swarm.protocol import (
     Joined,
     Offers,
     Refused,
+    Serves,
 )
 
 SCHEMA = "5c" * 16
@@ -418,8 +419,8 @@ def test_directories_are_listed_for_all_alike() -> None:
     swarm = Swarm()
     for name in "abc":
         swarm.come(name)
-    swarm.directory.serves(2, ("10.0.0.2", 7000))
-    swarm.directory.serves(0, ("10.0.0.1", 7000))
+    swarm.directory.serves(2, Serves("10.0.0.2", 7000))
+    swarm.directory.serves(0, Serves("10.0.0.1", 7000))
     assert swarm.directory.directories() == (("10.0.0.1", 7000), ("10.0.0.2", 7000))
     swarm.directory.lost(0)
     assert swarm.directory.directories() == (("10.0.0.2", 7000),)

@@ -39,7 +39,6 @@ from lossycoll.runtime.swarm.protocol import (
     Present,
     Ready,
     Serves,
-    Spare,
     Who,
     pack,
     unpack,
@@ -109,7 +108,7 @@ class Many:
             place = f"10.{number >> 8}.{number & 255}.1"
             had = {"number": number, "session": SESSION} if takes_over else {}
             self.say(number, replace(joins(number), **had))  # type: ignore[arg-type]
-            self.say(number, Here(place, 4000), Spare(place, 5000), Averages(SCHEMA, ""))
+            self.say(number, Here(place, 4000), Serves(place, 5000, 1), Averages(SCHEMA, ""))
 
     def say(self, number: int, *messages: Message) -> None:
         """As the thread of a directory hears it."""

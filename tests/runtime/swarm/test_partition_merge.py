@@ -37,6 +37,7 @@ from lossycoll.runtime.swarm.protocol import (
     Join,
     Joined,
     Refused,
+    Serves,
 )
 
 SESSION, SCHEMA = "5" * 16, "5c" * 16
@@ -296,8 +297,10 @@ def test_whom_a_directory_asks_and_when() -> None:
     number = site.come("a")
     assert number is not None
     site.merge.learn(site.own)
-    site.directory.serves(number, place_of(59))
-    site.directory.spare(number, place_of(58))
+    site.directory.serves(number, Serves(*place_of(59)))
+    other = site.come("b")
+    assert other is not None
+    site.directory.serves(other, Serves(*place_of(58), spare=1))
     asked = []
     for _ in range(1000):
         clock.now += 0.1

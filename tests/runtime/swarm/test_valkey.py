@@ -22,7 +22,7 @@ from lossycoll.runtime.swarm.connectivity import DIRECTORY, ConnectivityMessage,
 from lossycoll.runtime.swarm.ice_agent import Sends
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.nat_agent import NatAgent
-from lossycoll.runtime.swarm.protocol import DirectoryStatus, Here, Serves, Spare, pack
+from lossycoll.runtime.swarm.protocol import DirectoryStatus, Here, Serves, pack
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.runtime.swarm.valkey_relay import _ClientConnection
 from lossycoll.runtime.swarm.valkey_server import Notices, ValkeyServer, ValkeyUrl
@@ -128,7 +128,7 @@ def test_nobody_reserves_a_port_or_waits_for_a_reflexive_address(
         assert member._endpoint.nat_agent.reflexive_address(1e6) is None
         (here,) = [one for one in member.client._standing if isinstance(one, Here)]
         assert ((here.host, here.port), here.others) == (member._endpoint.place, ())
-        assert not [one for one in member.client._standing if isinstance(one, Spare | Serves)]
+        assert not [one for one in member.client._standing if isinstance(one, Serves)]
     (first,) = serving(swarms)
     assert first._relay is not None
     assert first._relay._directory is not None

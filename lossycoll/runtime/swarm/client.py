@@ -101,12 +101,9 @@ class DirectoryClient:
         self._unreachable: deque[protocol.Unreachable] = deque(maxlen=MOST_UNREACHABLE)
         self._pending: dict[type[Message], Message] = {}
         """Requests that nothing has answered yet: each goes over each connection."""
+        self._answers: dict[type[Message], Any] = {}  # to the latest request of each kind
         self._asks_agreed = False
-        self._agreed: protocol.Agreed | None = None
-        self._names: tuple[str, ...] | None = None
         self._transfers: list[protocol.Transfer] = []
-        self._found: int | None = None
-        self._group: protocol.Group | None = None
         self._partners: dict[int, str] = {}
         """The latest incarnations of those that it has exchanged packets with, by their numbers."""
         self._failure: LossyError | None = None
@@ -124,8 +121,7 @@ class DirectoryClient:
         self._thread.start()
         with self._changed:
             quiet = min(timeout, QUIET_SECONDS)
-            self._changed.wait_for(lambda: self.joined or self._failure, quiet)
-            is_waiting = not (self.joined or self._failure)
+            is_waiting = not self._changed.wait_for(lambda: self.joined or self._failure, quiet)
         places = self._directories.places
         if is_waiting and timeout > quiet:
             log.warning(
@@ -189,53 +185,53 @@ class DirectoryClient:
         """Says what this peer averages. RendezvousError: others average something else, or on
         another grid. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
         with self._changed:
-            self._agreed, self._asks_agreed = None, True
+            self._answers.pop(protocol.Averages, None)
+            self._asks_agreed = True
         self.say(wanted)
         try:
-            agreed: protocol.Agreed = self._awaited(lambda: self._agreed, timeout)
+            reason = self._awaited(lambda: self._answers.get(protocol.Averages), timeout)
         finally:
             self._asks_agreed = False
-        if agreed.reason:
+        if reason:
             with self._changed:
                 self._standing = [
                     one for one in self._standing if type(one) is not protocol.Averages
                 ]
-            raise RendezvousError(f"peer {self._name!r}: {agreed.reason}")
+            raise self._refused(reason)
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
         """Return the names of all peers. OperationTimeout: the directory doesn't answer within
         ``timeout`` seconds."""
-        self._names = None
-        found: tuple[str, ...] = self._ask(protocol.Who(), lambda: self._names, timeout)
+        found: tuple[str, ...] = self._ask(protocol.Who(), timeout)
         return found
 
     def transfers(self, donors: int, timeout: float) -> list[protocol.Transfer]:
         """Return the state transfers to this peer, from ``donors`` peers at most; none, if nobody
         has one. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
-        self._transfers, self._found = [], None
-        self._ask(protocol.Seek(donors), lambda: self._found, timeout)
+        self._transfers = []
+        self._ask(protocol.Seek(donors), timeout)
         return list(self._transfers)
 
     def next_group(self, weight: float, timeout: float) -> protocol.Group:
         """The group of the next round, in which what this peer has counts ``weight``.
         OperationTimeout: there is none within ``timeout`` seconds. LossyError: the directory
         refuses this peer."""
-        self._group = None
         try:
-            group: protocol.Group = self._ask(protocol.Ready(weight), lambda: self._group, timeout)
+            group: protocol.Group = self._ask(protocol.Ready(weight), timeout)
         except BaseException:  # of Ctrl-C, too
             self._broken.set()  # the directory may still take this peer for one that is ready
             self.round_over()
             raise
         return group
 
-    def _ask(self, request: Message, found: Callable[[], Any], timeout: float) -> Any:
+    def _ask(self, request: Message, timeout: float) -> Any:
         kind = type(request)
         with self._changed:
+            self._answers.pop(kind, None)
             self._pending[kind] = request
         self._nudge()
         try:
-            return self._awaited(found, timeout)
+            return self._awaited(lambda: self._answers.get(kind), timeout)
         finally:
             with self._changed:
                 if self._pending.get(kind) is request:
@@ -424,8 +420,8 @@ class DirectoryClient:
                 if not self._broken.is_set() and session.incarnation in {
                     one.incarnation for one in message.members
                 }:
-                    self._group, self._in_round = message, True
-                    self._pending.pop(protocol.Ready, None)
+                    self._in_round = True
+                    self._answer(protocol.Ready, message)
                     # At once: another directory may be told before whoever waits has woken.
                     self._round = message.round + 1
             elif isinstance(message, protocol.Heartbeat):
@@ -433,14 +429,14 @@ class DirectoryClient:
             elif isinstance(message, protocol.Probe):
                 session.beat = 0.0  # so that one is due
             elif isinstance(message, protocol.Agreed):
-                self._agreed = message
+                self._answers[protocol.Averages] = message.reason
                 if message.reason and not self._asks_agreed:  # said again, to another directory
                     self._failure = self._failure or self._refused(message.reason)
             elif isinstance(message, protocol.Peers):
                 session.names += message.names
                 if not message.more:
-                    self._names, session.names = session.names, ()
-                    self._pending.pop(protocol.Who, None)
+                    self._answer(protocol.Who, session.names)
+                    session.names = ()
             elif isinstance(message, protocol.Directories):
                 self._learn(session, message.addresses)
             elif (
@@ -449,7 +445,7 @@ class DirectoryClient:
             ):
                 self._transfers.append(message)
             elif isinstance(message, protocol.Found) and protocol.Seek in self._pending:
-                self._found = message.transfers
+                self._answer(protocol.Seek, message.transfers)
             elif isinstance(message, protocol.Leave):  # the directory ends, in good order
                 session.ended = True
             if isinstance(message, protocol.Due | protocol.Group):
@@ -471,6 +467,10 @@ class DirectoryClient:
                     self._changed.notify_all()
         if isinstance(message, protocol.Present):
             self._compare(frozenset(message.starts))
+
+    def _answer(self, to: type[Message], answer: Any) -> None:
+        self._answers[to] = answer
+        self._pending.pop(to, None)
 
     def _compare(self, starts: frozenset[str]) -> None:
         for number in [

@@ -46,7 +46,6 @@ from .protocol import (
     Group,
     Member,
     Offers,
-    Serves,
 )
 from .state_transfer import Snapshot, TransferredState
 
@@ -182,22 +181,6 @@ class SwarmMember:
         with self._rounds:  # until whoever averages is out
             for endpoint in endpoints:
                 endpoint.paths.close()
-
-    def serves(self, host: str, port: int) -> None:
-        """This peer has a directory, for the time after the present one."""
-        self.client.say(Serves(host, port))
-        self.client.may_open((host, port), lambda: None)
-
-    def may_serve(self, host: str, port: int, opens: Callable[[], None]) -> None:
-        """This peer opens a directory if all others have gone. ``opens``: does it, called by a
-        thread of this peer, maybe more than once. May raise RendezvousError."""
-
-        def serves() -> None:
-            opens()
-            self.client.say(Serves(host, port))
-
-        self.client.may_open((host, port), serves)
-        self.client.say(Serves(host, port, spare=1))
 
     def averages(
         self,

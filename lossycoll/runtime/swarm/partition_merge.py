@@ -4,7 +4,6 @@ yields. :class:`DirectoryProbe` carries its questions to others. docs/moshpit.md
 
 from __future__ import annotations
 
-import contextlib
 import math
 import secrets
 import time
@@ -67,7 +66,7 @@ class PartitionMerge:
         self._redirect_to: tuple[Address, str, float] | None = None
         """Directory of a swarm that goes on elsewhere, while nobody is here: its session, and when
         it was heard of."""
-        self._to: Address | None = None  # directory that this one has yielded to
+        self.to: Address | None = None  # directory that this one has yielded to
         self._told: frozenset[str] = frozenset()  # names of those that were told so
         self._left = 0.0  # when one of them has last been here that hadn't gone yet
 
@@ -82,7 +81,7 @@ class PartitionMerge:
 
     def wakes(self) -> float:
         """When :meth:`due` or :meth:`ends` may say something new by themselves, on the clock."""
-        if self._to is not None:
+        if self.to is not None:
             return min(self._asks_at, self._left + HOLD_SECONDS)
         return self._asks_at
 
@@ -93,7 +92,7 @@ class PartitionMerge:
         if now < self._asks_at:
             return []
         self._asks_at = now + self._period()
-        if self._to is not None or now < self._bound_until or not self._directory.peers:
+        if self.to is not None or now < self._bound_until or not self._directory.peers:
             return []
         here = {one.serves[-1] for one in self._directory.peers.values() if one.serves}
         for place in others:
@@ -141,7 +140,7 @@ class PartitionMerge:
         if other.session == status.session and other.id != self._id:
             self.learn(place)
             self._known[place] = now
-        if self._to is not None or not takes(status, other):
+        if self.to is not None or not takes(status, other):
             return status
         self._bound_until = now + BOUND_SECONDS
         self._directory.takes(other.round, BOUND_SECONDS)
@@ -153,24 +152,19 @@ class PartitionMerge:
         if other.id == self._id:
             self._known.pop(place, None)  # this one, by another address
         bound = self._clock() < self._bound_until
-        if self._to is not None or bound or not other.takes or not takes(other, asked):
+        if self.to is not None or bound or not other.takes or not takes(other, asked):
             return False
-        self._to, self._left = place, self._clock()
+        self.to, self._left = place, self._clock()
         self._told = frozenset(self._directory.names())
         self._directory.tell_all()
         return True
 
     # ---- who comes ----
 
-    @property
-    def to(self) -> Address | None:
-        """Directory that this one has yielded to; None: it hasn't."""
-        return self._to
-
     def redirect(self, wanted: Join) -> Address | None:
         """Directory that a peer should join instead; None: this one."""
-        if self._to is not None:
-            return None if wanted.name in self._told else self._to
+        if self.to is not None:
+            return None if wanted.name in self._told else self.to
         if self._redirect_to is None or self._directory.peers:
             return None
         place, session, heard = self._redirect_to
@@ -180,14 +174,14 @@ class PartitionMerge:
     def ends(self) -> bool:
         """True if all have gone that were told to, and none has come back. If some have, the
         directory is open again, and yields no more for some time."""
-        if self._to is None:
+        if self.to is None:
             return False
         now, peers = self._clock(), self._directory.peers
         if any(one.told for one in peers.values()):
             self._left = now
         if now - self._left < HOLD_SECONDS:
             return False
-        to, self._to, self._told = self._to, None, frozenset()
+        to, self.to, self.told = self.to, None, frozenset()
         if peers:
             self._bound_until = now + self._patience
             self._patience = min(2 * self._patience, MOST_PATIENCE)
@@ -244,17 +238,16 @@ class DirectoryProbe:
         for place in self._merge.due((self._host, self._port), others):
             self._ask(place, now + ANSWER_SECONDS)
 
-    def serve(self, event: Event) -> bool:
-        """Something has happened to a question. Returns whether this directory yields by it."""
+    def serve(self, event: Event) -> Address | None:
+        """Something has happened to a question. Returns the directory to which this one yields by
+        it; None: it doesn't."""
         assert not isinstance(event, Readable)
         one = self._queries[event.peer]
         one.connection.take(event)
         found = one.connection.read()
-        if found:
-            return self._answered(one, found[0])
-        if one.connection.broken:
+        if found or one.connection.broken:
             self._end(one)
-        return False
+        return one.place if found and self._yields(one, found[0]) else None
 
     def _ask(self, place: Address, until: float) -> None:
         try:
@@ -263,15 +256,14 @@ class DirectoryProbe:
             return
         self._queries[connection.peer] = _Query(place, connection, until)
 
-    def _answered(self, one: _Query, said: bytes) -> bool:
-        other = None
-        with contextlib.suppress(Malformed):
+    def _yields(self, one: _Query, said: bytes) -> bool:
+        try:
             other = unpack(said)
-        asked, in_time = one.asked, time.monotonic() <= one.until
-        self._end(one)
-        if not isinstance(other, DirectoryStatus) or asked is None or not in_time:
+        except Malformed:
             return False
-        return self._merge.answered(asked, other, one.place)
+        if not isinstance(other, DirectoryStatus) or one.asked is None:
+            return False
+        return time.monotonic() <= one.until and self._merge.answered(one.asked, other, one.place)
 
     def _end(self, one: _Query) -> None:
         if self._queries.pop(one.connection.peer, None) is not None:

@@ -54,10 +54,10 @@ _INFO: Final = struct.Struct("@i4s4s")
 class DirectoryServer:
     """Serves from when it is made until ``close``. ``host``: the numeric address that it listens
     on. ``port``: 0: any. ``secret``: what peers must have; None: all is in clear. ``session``: as
-    for :class:`Directory`. One that stands by takes over its peers. ``owner``: None: it is
-    nobody's. ``bound``: sockets that have the address already, which are the server's from then on;
-    None: it makes them. ``waits``: as for :class:`.service.DirectoryService`. RendezvousError: the
-    port is taken, or the address isn't this machine's."""
+    for :class:`Directory`. One that stands by takes over its peers. ``bound``: sockets that have
+    the address already, which are the server's from then on; None: it makes them. ``waits``: as for
+    :class:`.service.DirectoryService`. RendezvousError: the port is taken, or the address isn't
+    this machine's."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class DirectoryServer:
         most: int = GROUP_SIZE,
         patience: float = PATIENCE,
         session: str = "",
-        owner: Owner | None = None,
+        owner: Owner = NOBODY,
         bound: Ports | None = None,
         waits: float = 0.0,
     ) -> None:
@@ -93,7 +93,7 @@ class DirectoryServer:
         self._transport.listen(ports.tcp)
         self.reflexive = ReflexiveAddressServer(ports.udp, self._key)
         self._transport.watch(self.reflexive.fileno())
-        self._owner = owner or NOBODY
+        self._owner = owner
         if self._owner.standby and session:
             self._directory.adopt(session)
         self._merge = PartitionMerge(time.monotonic, self._directory)
@@ -105,6 +105,7 @@ class DirectoryServer:
             place=self._place,
             waits=waits,
         )
+        self.counts: Counter[str] = self._service.counts
         self._sessions: dict[Peer, PeerSession] = {}
         self._has_warned = False
         self._probe = DirectoryProbe(self._merge, self._transport, host, self.port)
@@ -122,10 +123,6 @@ class DirectoryServer:
     def adopt(self, session: str) -> None:
         """Peers of this swarm may come, when their directory has ended. While nobody is here."""
         self._directory.adopt(session)
-
-    @property
-    def counts(self) -> Counter[str]:
-        return self._service.counts
 
     def serve_on(self, seconds: float) -> None:
         """Returns when peers have had the rounds that the owner has had, ``seconds`` later at
@@ -182,14 +179,17 @@ class DirectoryServer:
                 self._has_served_on = True
             else:
                 self._is_free.set()
-        self._probe.turn(self._owner.others())
+        client = self._owner.client()
+        self._probe.turn(client.heard if client else ())
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Readable):
             self.reflexive.serve()
         elif self._probe.asks(event.peer):
-            if self._probe.serve(event):
-                self._redirect_peers()
+            to = self._probe.serve(event)
+            if to is not None:
+                log.info("directory: its peers turn to %s:%d", *to)
+                self._service.tell_all(Redirect(*to))
         elif isinstance(event, Connected):
             connection = TransportConnection(self._transport, event.peer, event.own)
             self._sessions[event.peer] = self._service.admit(connection)
@@ -200,11 +200,6 @@ class DirectoryServer:
             if session.number >= 0:
                 self._transport.admit(event.peer)
 
-    def _redirect_peers(self) -> None:
-        assert self._merge.to is not None
-        log.info("directory: its peers turn to %s:%d", *self._merge.to)
-        self._service.tell_all(Redirect(*self._merge.to))
-
     def _place(self, session: PeerSession) -> Address:
         """Address by which the other end of a connection finds this directory."""
         return self._probe.place(self._connection(session).own)
@@ -214,18 +209,24 @@ class DirectoryServer:
         return session.connection
 
     def _see_to_descriptors(self) -> None:
-        """Before none is left: libzmq says nothing of connections that it can't take."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        """When few are left, take as many as the process may have: libzmq says nothing of
+        connections that it can't take. Not before, since whatever else runs in the process may not
+        expect descriptors beyond 1,023."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if self._transport.highest < soft - SPARE_DESCRIPTORS or self._has_warned:
             return
-        if not more_descriptors():
-            self._has_warned = True
-            log.warning(
-                "directory: no descriptor is left for another peer, of which each takes one (%d of "
-                "%d): raise the limit of the process that listens (ulimit -n)",
-                self._transport.highest + 1,
-                soft,
-            )
+        with contextlib.suppress(OSError, ValueError):
+            if soft != hard:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+                log.info("directory: up to %d descriptors, in place of %d", hard, soft)
+                return
+        self._has_warned = True
+        log.warning(
+            "directory: no descriptor is left for another peer, of which each takes one (%d of "
+            "%d): raise the limit of the process that listens (ulimit -n)",
+            self._transport.highest + 1,
+            soft,
+        )
 
     def _drop(self, session: PeerSession) -> None:
         self._sessions.pop(self._connection(session).peer, None)
@@ -290,20 +291,6 @@ def _bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
     made.setblocking(False)
     close_in_children(made)
     return made
-
-
-def more_descriptors() -> bool:
-    """This process has none left: it takes as many as it may have. Not before, since whatever else
-    runs in it may not expect descriptors beyond 1,023. Returns whether there are more now."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return False
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):
-        return False
-    log.info("directory: up to %d descriptors, in place of %d", hard, soft)
-    return True
 
 
 class ReflexiveAddressServer:

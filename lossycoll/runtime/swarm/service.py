@@ -12,6 +12,7 @@ from typing import Final
 from lossycoll.runtime.control.schema import Address, Malformed, OtherVersion
 
 from . import protocol
+from .client import DirectoryClient
 from .directory import Directory
 from .directory_transport import Connection
 from .partition_merge import PartitionMerge
@@ -61,17 +62,15 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The peer whose directory one is. ``directories``: returns whom it turns to, in order;
-    ``others``: addresses at which it has heard of directories, now or earlier. ``standby``: the
+    """The peer whose directory one is. ``client``: its own, once it is there. ``standby``: the
     directory takes nobody in before this peer has come, and names others to ask."""
 
-    name: str
-    directories: Callable[[], Sequence[Address]]
-    others: Callable[[], Sequence[Address]]
-    standby: bool
+    name: str = ""
+    client: Callable[[], DirectoryClient | None] = lambda: None
+    standby: bool = False
 
 
-NOBODY: Final = Owner("", tuple, tuple, standby=False)
+NOBODY: Final = Owner()
 
 
 class DirectoryService:
@@ -297,7 +296,8 @@ class DirectoryService:
         found = [] if place is None else [place]
         # Its owner itself may be new: then the swarm is elsewhere, if it is anywhere.
         if self._stands_by and (is_new or not is_owner):
-            return found + [one for one in self._owner.directories() if one not in found]
+            client = self._owner.client()
+            return found + [one for one in (client.directories if client else ()) if one != place]
         if is_new and not self._directory.peers and time.monotonic() < self._waits_until:
             return found  # of none, it asks again
         return found or None

@@ -25,6 +25,7 @@ from lossycoll.runtime.net.interfaces import choose
 from .directory import FIRST_GRACE
 from .directory_list import LOOPBACK, Begin
 from .member import ASK_SECONDS, SwarmMember
+from .protocol import Serves
 from .server import DirectoryServer, Ports, bound_to
 from .service import Owner
 from .valkey_relay import ValkeyRelay
@@ -104,7 +105,7 @@ class Swarm:
         self._secret = found
         self.name: str = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._has_begun = False
-        self._places = ", ".join(join)
+        self._join = join
         close_at_exit(self.close)
         try:
             begin: Begin | None = None
@@ -137,8 +138,7 @@ class Swarm:
         self, host: str, port: int, others: list[Address], interface: str
     ) -> tuple[list[Address], Begin | None]:
         """Open a directory. Returns the directories to ask, and the right to begin a swarm."""
-        owner = self._owner(standby=bool(others))
-        self._server = DirectoryServer(host, port, self._secret, owner=owner)
+        self._server = DirectoryServer(host, port, self._secret, owner=self._owner(bool(others)))
         # One that comes back hears from its own whom the swarm has turned to meanwhile.
         own = LOOPBACK[":" in host] if host in ANY_ADDRESS else host, self._server.port
         if not others:
@@ -160,51 +160,44 @@ class Swarm:
             )
         if joins:
             self._server.adopt(self.member.session)
-        self.member.serves(host, self._server.port)
+        self.member.client.say(Serves(host, self._server.port))
+        self.member.client.may_open((host, self._server.port), lambda: None)
 
     def _begin(self) -> None:
-        """Begin a swarm, for nobody who was to be joined has one. The client's thread calls it."""
+        """Begin a swarm, for nobody who was to be joined has one. The client's thread calls it,
+        maybe more than once."""
         assert self._server is not None
         if not self._has_begun:
             self._has_begun = True
             self._server.begin()
-            log.warning("peer %r begins a swarm: none of %s has one", self.name, self._places)
+            places = ", ".join(self._join)
+            log.warning("peer %r begins a swarm: none of %s has one", self.name, places)
 
     def _reserve(self, member: SwarmMember) -> None:
-        """A port at which others may find a directory of this peer, if there is no other."""
+        """Take a port for a directory, which this peer opens if there is no other."""
         try:
             self._reserved = bound_to(member.address, 0)
         except RendezvousError as error:
             log.warning("peer %r may not serve: %s", self.name, error)
             return
-        port = self._reserved.port
-        member.may_serve(member.address, port, lambda: self._open(member, port))
+        place = member.address, self._reserved.port
+        member.client.may_open(place, lambda: self._open(member, place))
+        member.client.say(Serves(*place, spare=1))
 
-    def _open(self, member: SwarmMember, port: int) -> None:
-        """Open a directory. A thread of the peer calls it, which ends before the swarm is
-        closed."""
+    def _open(self, member: SwarmMember, place: Address) -> None:
+        """Open a directory. The client's thread calls it, maybe more than once."""
         if self._server is not None:
             return
         bound, self._reserved = self._reserved, None
         self._server = DirectoryServer(
-            member.address,
-            port,
-            self._secret,
-            session=member.session,
-            owner=self._owner(standby=True),
-            bound=bound,
+            *place, self._secret, session=member.session, owner=self._owner(True), bound=bound
         )
-        self._address = place_text(member.address, port)
+        self._address = place_text(*place)
         log.info("peer %r has opened a directory at %s", self.name, self._address)
+        member.client.say(Serves(*place))
 
-    def _owner(self, *, standby: bool) -> Owner:
-        def directories() -> tuple[tuple[str, int], ...]:
-            return () if self._member is None else self._member.client.directories
-
-        def others() -> tuple[tuple[str, int], ...]:
-            return () if self._member is None else self._member.client.heard
-
-        return Owner(self.name, directories, others, standby)
+    def _owner(self, standby: bool) -> Owner:
+        return Owner(self.name, lambda: self._member and self._member.client, standby)
 
     @property
     def address(self) -> str:

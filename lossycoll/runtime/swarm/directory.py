@@ -32,8 +32,7 @@ from .directory_tables import (
     UnreachablePairs,
     split,
 )
-from .peer import KNOWN, Peer, Rounds
-from .placement import GridRow, Placement
+from .placement import KNOWN, GridRow, Peer, Placement, Rounds
 from .protocol import (
     ELSEWHERE,
     LATE_AGAIN,

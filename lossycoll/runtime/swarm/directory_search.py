@@ -1,11 +1,13 @@
 """Search of a newcomer for the directory in use: it asks all places at once, again and again.
 
 A question is a heartbeat, which changes nothing at the other end. A directory that would take the
-peer in answers by one, and one that stands by names others to ask.
+peer in answers by one, and one that stands by names others to ask. :func:`peers_of` is for somebody
+who isn't a peer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -13,11 +15,12 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.keys.secret import Secret
 
 from . import protocol
 from .directory_list import AGAIN_SECONDS, DirectoryList
-from .directory_transport import Connection, DirectoryTransport
-from .protocol import pack, unpack
+from .directory_transport import Connection, DirectoryTransport, ZmqDirectoryTransport
+from .protocol import MOST_DIRECTORIES, pack, unpack
 
 STAGGER_SECONDS: Final = 0.05
 """Between the first questions to two places: where the first one answers, the others aren't
@@ -26,6 +29,9 @@ REACH_SECONDS: Final = 2.0  # enough for a packet that has to come again
 SILENT_SECONDS: Final = 10.0
 """For which a place counts as alive that is reached and says nothing: its machine may be busy, and
 a second swarm would never become one with the first."""
+
+ANSWER_SECONDS: Final = 2.0
+"""For each directory: of one that stands by, the others that it names are asked, too."""
 
 
 class FoundDirectory(NamedTuple):
@@ -163,3 +169,55 @@ class DirectorySearch:
         # Perhaps the connection alone has ended: it is asked again at once.
         one.began, one.may_come = -math.inf, now + REACH_SECONDS
         return None
+
+
+def peers_of(
+    place: Address, secret: Secret | None, seconds: float = ANSWER_SECONDS
+) -> tuple[Address, tuple[str, ...]] | None:
+    """Return the directory in use and the names of all peers; None: no directory answers.
+    ``place``: of any directory of the swarm, as peers join it."""
+    transport = ZmqDirectoryTransport(secret)
+    places = [place]
+    try:
+        for asked in range(1 + MOST_DIRECTORIES):
+            if asked == len(places):
+                return None
+            answer = _ask(transport, places[asked], seconds)
+            if isinstance(answer, tuple):
+                return places[asked], answer
+            places += [one for one in answer if one not in places]
+    finally:
+        transport.end()
+    return None
+
+
+def _ask(
+    transport: DirectoryTransport, place: Address, seconds: float
+) -> tuple[str, ...] | list[Address]:
+    """The names of a directory's peers, or a list of directories to ask in its place: empty if it
+    names none, or doesn't answer."""
+    names: tuple[str, ...] = ()
+    end = time.monotonic() + seconds
+    try:
+        connection = transport.reach(place, "")
+    except OSError:
+        return []
+    with contextlib.closing(connection):
+        connection.write(pack(protocol.Who()))
+        while (left := end - time.monotonic()) > 0:
+            transport.wait(left)
+            for body in connection.read():
+                try:
+                    message = unpack(body)
+                except Malformed:
+                    return []
+                if isinstance(message, protocol.Directories):
+                    return list(message.addresses)
+                if not isinstance(message, protocol.Peers):
+                    return []
+                names += message.names
+                if not message.more:
+                    return names
+            if connection.broken:
+                return []
+    return []

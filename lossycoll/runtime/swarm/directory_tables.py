@@ -10,8 +10,7 @@ from typing import Final
 
 from lossycoll.runtime.control.schema import Address
 
-from .peer import Peer
-from .placement import GridRow
+from .placement import GridRow, Peer
 from .protocol import MOST_DIRECTORIES, MOST_MEMBERS, MOST_PEERS, MOST_WEIGHT, Offers, Serves
 
 KEPT_SECONDS: Final = 60.0

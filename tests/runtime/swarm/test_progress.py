@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lossycoll.runtime.swarm.directory import FIRST_GRACE, PATIENCE, SETTLE
 from lossycoll.runtime.swarm.directory_tables import MOST_SAMPLES, MOST_TARGETS, Progress
-from lossycoll.runtime.swarm.peer import Peer, Rounds
+from lossycoll.runtime.swarm.placement import Peer, Rounds
 from lossycoll.runtime.swarm.protocol import (
     MOST_WEIGHT,
     Agreed,

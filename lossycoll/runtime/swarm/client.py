@@ -81,7 +81,7 @@ class DirectoryClient:
         transport: DirectoryTransport,
         begin: Begin | None = None,
     ) -> None:
-        self._directories = DirectoryList(directories, begin)
+        self.directories = DirectoryList(directories, begin)
         self._transport = transport
         self._trouble = ""  # why no directory was reached the last time; "": one was
         self.listener = Listener()
@@ -96,7 +96,7 @@ class DirectoryClient:
         self._epoch = 0
         self._redirected = False  # it was told to turn to the first of them, and isn't there yet
         self._in_round = False
-        self._standing: list[Message] = []
+        self._standing: dict[type[Message], Message] = {}
         """Messages that each directory must get from this peer, in order."""
         self._unreachable: deque[protocol.Unreachable] = deque(maxlen=MOST_UNREACHABLE)
         self._pending: dict[type[Message], Message] = {}
@@ -122,7 +122,7 @@ class DirectoryClient:
         with self._changed:
             quiet = min(timeout, QUIET_SECONDS)
             is_waiting = not self._changed.wait_for(lambda: self.joined or self._failure, quiet)
-        places = self._directories.places
+        places = self.directories.places
         if is_waiting and timeout > quiet:
             log.warning(
                 "peer %r: no directory has a swarm yet at %s%s; it goes on asking for %.0f s",
@@ -136,26 +136,11 @@ class DirectoryClient:
             joined: protocol.Joined = self._awaited(lambda: self.joined, left)
         except OperationTimeout:
             raise RendezvousError(
-                f"peer {self._name!r}: no directory answers at {_listed(self._directories.places)} "
+                f"peer {self._name!r}: no directory answers at {_listed(self.directories.places)} "
                 f"within {timeout:g} s; is it running, reachable, and of the same "
                 f"secret?{self._why()}"
             ) from None
         return joined
-
-    @property
-    def directories(self) -> tuple[Address, ...]:
-        """Directories in the order in which this peer tries them, the connected one first."""
-        return tuple(self._directories.places)
-
-    @property
-    def heard(self) -> tuple[Address, ...]:
-        """Addresses at which directories are or were, as far as this peer has heard."""
-        return self._directories.heard
-
-    def may_open(self, place: Address, opens: Callable[[], None]) -> None:
-        """A directory of this peer itself is at ``place``, or will be when ``opens`` was called, by
-        the thread, when all before it have been tried in vain."""
-        self._directories.may_open(place, opens)
 
     def round_over(self) -> None:
         """End this peer's round: from now on it may follow a redirect to another directory."""
@@ -166,8 +151,8 @@ class DirectoryClient:
     def say(self, message: Message) -> None:
         """Tells the directory, and each that takes its place."""
         with self._changed:
-            others = [one for one in self._standing if type(one) is not type(message)]
-            self._standing = [*others, message]
+            self._standing.pop(type(message), None)
+            self._standing[type(message)] = message
         self._nudge()
 
     def report_unreachable(self, incarnations: Sequence[str]) -> None:
@@ -194,9 +179,7 @@ class DirectoryClient:
             self._asks_agreed = False
         if reason:
             with self._changed:
-                self._standing = [
-                    one for one in self._standing if type(one) is not protocol.Averages
-                ]
+                self._standing.pop(protocol.Averages, None)
             raise self._refused(reason)
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
@@ -246,7 +229,7 @@ class DirectoryClient:
             raise self._failure.again()
         raise OperationTimeout(
             f"peer {self._name!r}: no answer of a directory for {timeout:g} s; tried: "
-            f"{_listed(self._directories.places)}{self._why()}"
+            f"{_listed(self.directories.places)}{self._why()}"
         )
 
     def _why(self) -> str:
@@ -276,14 +259,14 @@ class DirectoryClient:
 
     def _run(self) -> None:
         """Join the swarm, and stay with it until it is left."""
-        search = DirectorySearch(self._transport, self._directories)
-        while self._failure is None and self.joined is None and self._directories.seeks:
+        search = DirectorySearch(self._transport, self.directories)
+        while self._failure is None and self.joined is None and self.directories.seeks:
             found = search.turn()
             self._trouble = search.trouble
             if found is None:
                 self._transport.wait(max(0.0, search.wakes() - time.monotonic()))
             elif not self._run_session(*found):
-                self._directories.tries += 1
+                self.directories.tries += 1
                 self._pause(time.monotonic() + delay(random.random()))
         search.close()
         self.malformed += search.malformed
@@ -296,32 +279,30 @@ class DirectoryClient:
         was_with = self.joined is not None
         while self._failure is None:
             if was_with or self._pass():
-                self._directories.tries = -1
+                self.directories.tries = -1
                 due = time.monotonic()
             was_with = False
-            self._directories.tries += 1
+            self.directories.tries += 1
             due = next_pass(due, time.monotonic())
-            just_redirected = self._redirected and self._directories.tries == 0
+            just_redirected = self._redirected and self.directories.tries == 0
             if self._failure is None and not just_redirected:
                 self._pause(due + delay(random.random()))
 
     def _pass(self) -> bool:
         """One pass over the directory list. Return True if this peer was with one of them."""
-        before = self._directories.places
+        before = self.directories.places
         for at, place in enumerate(before):
-            referred = self._directories.places is not before
-            if self._failure is not None or not self._is_next(place, at, referred):
-                continue
-            if self._run_session(place):
+            referred = self.directories.places is not before
+            if self._failure is not None:
+                break
+            try:
+                is_next = self.directories.is_next(place, at, standby=referred)
+            except LossyError as error:
+                log.warning("peer %r opens no directory: %s", self._name, error)
+                is_next = False
+            if is_next and self._run_session(place):
                 return True
         return False
-
-    def _is_next(self, place: Address, at: int, referred: bool) -> bool:
-        try:
-            return self._directories.is_next(place, at, standby=referred)
-        except LossyError as error:
-            log.warning("peer %r opens no directory: %s", self._name, error)
-            return False
 
     def _pause(self, end: float) -> None:
         """Until then, whoever wants something meanwhile."""
@@ -331,12 +312,9 @@ class DirectoryClient:
     def _run_session(self, place: Address, begun: Connection | None = None) -> bool:
         """Run a session until its connection ends. Return True if this peer joined the swarm.
         ``begun``: a connection with the directory; None: it makes one."""
-        number, swarm = MOST_PEERS, "0" * 16
-        if self.joined is not None:
-            number, swarm = self.joined.number, self.joined.session
+        had = self.joined
         try:
-            session_of = swarm if self.joined is not None else ""
-            found = begun or self._transport.reach(place, session_of)
+            found = begun or self._transport.reach(place, had.session if had else "")
         except OSError as error:
             self._trouble = str(error)
             return False
@@ -345,9 +323,9 @@ class DirectoryClient:
             session = DirectorySession(
                 reached, place, self._start + secrets.token_hex(8), time.monotonic()
             )
-            wanted = protocol.Join(
-                VERSION, self._name, session.incarnation, number, swarm, self._round, self._epoch
-            )
+            came = (had.number, had.session) if had else (MOST_PEERS, "0" * 16)
+            latest = self._round, self._epoch
+            wanted = protocol.Join(VERSION, self._name, session.incarnation, *came, *latest)
             reached.write(pack(wanted))
             self._broken.clear()
             while not (reached.broken or self._broken.is_set() or self._failure or session.ended):
@@ -363,9 +341,9 @@ class DirectoryClient:
     def _turn(self, session: DirectorySession) -> None:
         # Of thousands that come at once the last hear nothing for long: who came again as soon
         # would have to wait behind all others once more.
-        patience = CONNECT_SECONDS * 2 ** min(self._directories.tries, MOST_DOUBLED)
+        patience = CONNECT_SECONDS * 2 ** min(self.directories.tries, MOST_DOUBLED)
         lease = self.joined.lease if self.joined and session.answered else patience
-        if not session.connection.reached and len(self._directories.places) > 1:
+        if not session.connection.reached and len(self.directories.places) > 1:
             lease = min(lease, NEXT_SECONDS)
         self._transport.wait(lease / 4)
         now = time.monotonic()
@@ -377,7 +355,7 @@ class DirectoryClient:
         if session.redirect is not None and not self._in_round and not session.ended:
             session.ended = self._redirected = True
             here = [(session.redirect.host, session.redirect.port), session.place]
-            self._directories.prefer(*here)
+            self.directories.prefer(*here)
         elif session.answered and not self._broken.is_set():  # else it is for the next connection
             self._say(session)
             if now - session.beat > lease / 4:
@@ -387,7 +365,7 @@ class DirectoryClient:
     def _say(self, session: DirectorySession) -> None:
         """Send messages of callers that weren't sent over this connection yet."""
         with self._changed:
-            wanted = [*self._standing, *self._unreachable, *self._pending.values()]
+            wanted = [*self._standing.values(), *self._unreachable, *self._pending.values()]
             self._unreachable.clear()
         for message in wanted:
             if not any(message is one for one in session.said):
@@ -482,15 +460,15 @@ class DirectoryClient:
         """A directory takes this peer in, perhaps by another number than the one before did."""
         had, self.joined, self._redirected = self.joined, message, False
         self._epoch = max(self._epoch, message.epoch)
-        self._directories.prefer(session.place)
+        self.directories.prefer(session.place)
         if had is not None and had.number != message.number:
-            self._standing = [one for one in self._standing if type(one) is not protocol.Here]
+            self._standing.pop(protocol.Here, None)
 
     def _learn(self, session: DirectorySession, places: Sequence[Address]) -> None:
         """Take a directory list: the serving one first, then all in the order that other peers
         have. A standby directory names others to ask."""
         first = [session.place] if session.answered else []
-        self._directories.learn([*first, *places], serves=session.answered)
+        self.directories.learn([*first, *places], serves=session.answered)
         session.ended |= not session.answered
 
     def _refused(self, reason: str) -> RendezvousError:

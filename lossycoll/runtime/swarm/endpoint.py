@@ -109,7 +109,7 @@ class Endpoints(Listener):
             out_of_band,
             number,
             key_of(secret, session),
-            lambda: self._client.directories[0] if self._asks_reflexive else None,
+            lambda: self._client.directories.places[0] if self._asks_reflexive else None,
             lambda reflexive, moved: self.say_address(place, reflexive, moved),
             self._keepalive,
         )

@@ -180,7 +180,7 @@ class DirectoryServer:
             else:
                 self._is_free.set()
         client = self._owner.client()
-        self._probe.turn(client.heard if client else ())
+        self._probe.turn(client.directories.heard if client else ())
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Readable):

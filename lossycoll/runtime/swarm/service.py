@@ -297,7 +297,8 @@ class DirectoryService:
         # Its owner itself may be new: then the swarm is elsewhere, if it is anywhere.
         if self._stands_by and (is_new or not is_owner):
             client = self._owner.client()
-            return found + [one for one in (client.directories if client else ()) if one != place]
+            others = client.directories.places if client else ()
+            return found + [one for one in others if one != place]
         if is_new and not self._directory.peers and time.monotonic() < self._waits_until:
             return found  # of none, it asks again
         return found or None

@@ -161,7 +161,7 @@ class Swarm:
         if joins:
             self._server.adopt(self.member.session)
         self.member.client.say(Serves(host, self._server.port))
-        self.member.client.may_open((host, self._server.port), lambda: None)
+        self.member.client.directories.may_open((host, self._server.port), lambda: None)
 
     def _begin(self) -> None:
         """Begin a swarm, for nobody who was to be joined has one. The client's thread calls it,
@@ -181,7 +181,7 @@ class Swarm:
             log.warning("peer %r may not serve: %s", self.name, error)
             return
         place = member.address, self._reserved.port
-        member.client.may_open(place, lambda: self._open(member, place))
+        member.client.directories.may_open(place, lambda: self._open(member, place))
         member.client.say(Serves(*place, spare=1))
 
     def _open(self, member: SwarmMember, place: Address) -> None:

@@ -171,4 +171,4 @@ def test_a_peer_whose_address_changes_comes_anew(stack: ExitStack) -> None:
     one._endpoints.say_address(one._endpoint.place, seen, moved=True)
     until(lambda: len(incarnations) > 0)
     assert one.client.names() == ("a",)
-    assert any(getattr(said, "others", ()) == (seen,) for said in one.client._standing)
+    assert any(getattr(said, "others", ()) == (seen,) for said in one.client._standing.values())

@@ -407,7 +407,7 @@ def test_those_that_are_left_elect_others(stack: ExitStack) -> None:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
     swarms[-1].wait_for(7, 20.0)
-    until(lambda: all(len(one.member.client.directories) == 7 for one in swarms))
+    until(lambda: all(len(one.member.client.directories.places) == 7 for one in swarms))
     for process in (first, second):
         os.kill(process.process.pid, signal.SIGKILL)
     for count in (5, 4, 3, 2):
@@ -419,7 +419,7 @@ def test_those_that_are_left_elect_others(stack: ExitStack) -> None:
         until(lambda server=server: server.reflexive.counts["answered"] > 0)  # type: ignore[misc]
         swarms.remove(elected)
         elected.close()
-    heard = [f"{host}:{port}" for host, port in swarms[0].member.client.heard]
+    heard = [f"{host}:{port}" for host, port in swarms[0].member.client.directories.heard]
     newcomer = Swarm(join=heard, secret=TEXT, name="z")
     stack.callback(newcomer.close)
     newcomer.wait_for(2, 20.0)
@@ -435,7 +435,7 @@ def test_those_that_listened_find_the_swarm_when_they_come_back(stack: ExitStack
     for swarm in swarms:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
-    until(lambda: all(len(one.member.client.directories) == 4 for one in swarms))
+    until(lambda: all(len(one.member.client.directories.places) == 4 for one in swarms))
     places = [first.address, second.address]
     second.close()
     first.close()
@@ -462,7 +462,7 @@ def test_a_directory_that_was_restarted_begins_no_second_swarm(stack: ExitStack)
     for swarm in swarms:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
-    until(lambda: all(len(one.member.client.directories) == 3 for one in swarms))
+    until(lambda: all(len(one.member.client.directories.places) == 3 for one in swarms))
     former.close()
     mean([one.member for one in swarms], [1.0, 2.0])
     again = DirectoryServer("127.0.0.1", former.port, secret, waits=60.0)
@@ -500,11 +500,11 @@ def test_two_that_were_elected_at_once_become_one(stack: ExitStack) -> None:
     for swarm in swarms:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
-    until(lambda: all(len(one.member.client.directories) == 5 for one in swarms))
+    until(lambda: all(len(one.member.client.directories.places) == 5 for one in swarms))
     for swarm in swarms[:2]:  # each takes itself for the next
-        own = swarm.member.client._directories._own
+        own = swarm.member.client.directories._own
         assert own is not None
-        swarm.member.client._directories.prefer((first.member.address, 1), own)
+        swarm.member.client.directories.prefer((first.member.address, 1), own)
     assert first._server is not None
     first._server.close()
     first.close()

@@ -126,9 +126,10 @@ def test_nobody_reserves_a_port_or_waits_for_a_reflexive_address(
         assert swarm._reserved is None
         assert swarm._server is None
         assert member._endpoint.nat_agent.reflexive_address(1e6) is None
-        (here,) = [one for one in member.client._standing if isinstance(one, Here)]
+        here = member.client._standing[Here]
+        assert isinstance(here, Here)
         assert ((here.host, here.port), here.others) == (member._endpoint.place, ())
-        assert not [one for one in member.client._standing if isinstance(one, Serves)]
+        assert Serves not in member.client._standing
     (first,) = serving(swarms)
     assert first._relay is not None
     assert first._relay._directory is not None

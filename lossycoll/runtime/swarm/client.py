@@ -258,7 +258,6 @@ class DirectoryClient:
                 self._transport.wake()
 
     def _run(self) -> None:
-        """Join the swarm, and stay with it until it is left."""
         search = DirectorySearch(self._transport, self.directories)
         while self._failure is None and self.joined is None and self.directories.seeks:
             found = search.turn()
@@ -305,7 +304,6 @@ class DirectoryClient:
         return False
 
     def _pause(self, end: float) -> None:
-        """Until then, whoever wants something meanwhile."""
         while self._failure is None and (left := end - time.monotonic()) > 0:
             self._transport.wait(left)
 
@@ -457,7 +455,6 @@ class DirectoryClient:
             self.listener.gone(self._partners.pop(number))
 
     def _take_number(self, session: DirectorySession, message: protocol.Joined) -> None:
-        """A directory takes this peer in, perhaps by another number than the one before did."""
         had, self.joined, self._redirected = self.joined, message, False
         self._epoch = max(self._epoch, message.epoch)
         self.directories.prefer(session.place)

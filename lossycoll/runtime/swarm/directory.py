@@ -123,7 +123,6 @@ class Directory:
 
     @property
     def grid(self) -> Grid:
-        """In whose cells the peers sit."""
         return self._placement.grid
 
     # ---- who is there ----
@@ -278,7 +277,6 @@ class Directory:
         return tuple(peer.name for _, peer in sorted(self.peers.items()))
 
     def beat(self, number: int) -> None:
-        """Note a heartbeat, or whatever else has come from a peer."""
         self.peers[number].seen = self._clock()
 
     def lost(self, number: int) -> list[tuple[int, str]]:
@@ -368,7 +366,6 @@ class Directory:
             self._note_all()
 
     def tell_all(self) -> None:
-        """All that are here are to turn to another directory."""
         self._placement.clear()
         self._dirty.clear()
         for peer in self.peers.values():
@@ -395,7 +392,6 @@ class Directory:
             self._note(peer)
 
     def due(self) -> list[int]:
-        """Return the peers to tell that a round is due, by the samples of all."""
         if self._is_settling() or not self._progress.falls_due():
             return []
         for peer in self._able.values():
@@ -565,7 +561,6 @@ class Directory:
     # ---- states ----
 
     def offers(self, number: int, said: Offers) -> None:
-        """Note that a peer offers a state for newcomers, or none, and its progress."""
         peer = self.peers[number]
         was_behind = peer.behind
         self._donors.offers(peer, bool(said.has))
@@ -597,7 +592,6 @@ class Directory:
 
 
 def _why_absent(peer: Peer, number: int, there: Sequence[int]) -> int:
-    """Why a peer of a row isn't in a group of the round ``number`` of those that are ``there``."""
     if peer.behind:
         return OLDER
     if peer.number in there:

@@ -103,7 +103,6 @@ class DirectorySearch:
         return self._clock() + AGAIN_SECONDS / 4 if is_whole else unasked
 
     def close(self, but: Address | None = None) -> None:
-        """End the connections, except the one that is to be used."""
         for place, one in self._questions.items():
             if one.connection is not None and place != but:
                 one.connection.close()

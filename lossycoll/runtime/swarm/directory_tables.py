@@ -53,12 +53,10 @@ class DirtyQueue:
         return found
 
     def clear(self) -> None:
-        """Forget all rows: the grid has changed."""
         self._now, self._times, self._queue = set(), {}, []
 
     @property
     def is_due(self) -> bool:
-        """True if something has changed since the rows were looked at."""
         return bool(self._now)
 
     def wakes(self) -> float | None:
@@ -134,7 +132,6 @@ class Donors:
         self._seek: dict[int, tuple[Peer, int]] = {}
 
     def offers(self, peer: Peer, has: bool) -> None:
-        """Note that a peer offers a state for newcomers, or no longer does."""
         if has:
             self._offer[peer.number] = peer
         else:

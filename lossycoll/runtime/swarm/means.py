@@ -268,7 +268,6 @@ class BoundedRound(Round):
         self.values[:] = self.means[:] = values
 
     def exchange(self, engine: EngineGroup, run: Run, values: Floats) -> None:
-        """Two calls: contributions to their owners, and the owners' means to all."""
         ticket, _ = run(self.collect, self.values, self.gathered)
         self.contributions = self.combine(engine, ticket)
         ticket, _ = run(self.spread, self.means, self.means)

@@ -157,7 +157,6 @@ class SwarmMember:
 
     @property
     def number(self) -> int:
-        """This peer's number."""
         return self._endpoint.paths.number
 
     @property

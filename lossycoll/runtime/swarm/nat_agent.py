@@ -111,7 +111,6 @@ class NatAgent:
             self._ice.forget(number)
 
     def ask(self) -> None:
-        """Another directory may be asked now."""
         with self._changed:
             self._asks_left, self._asks_at = ASKS, 0.0
             self._nudge()

@@ -41,7 +41,6 @@ class Rounds:
 
     @property
     def least(self) -> int:
-        """And of the one that is least far."""
         return min(self._peers, default=0)
 
 
@@ -83,7 +82,6 @@ class Peer:
 
     @property
     def round(self) -> int:
-        """The one that it averages in next."""
         return self._round or 0
 
     @round.setter
@@ -212,7 +210,6 @@ class Placement:
         return [self.row_of(cell, axis) for axis in range(len(self.grid.shape))]
 
     def on(self, row: GridRow) -> list[Peer]:
-        """Return the peers on a row, in order of the cells."""
         cells = self.grid.on(row.first, row.axis)
         if len(cells) <= len(self._at):
             return [self._at[cell] for cell in cells if cell in self._at]

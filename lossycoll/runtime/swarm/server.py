@@ -201,7 +201,6 @@ class DirectoryServer:
                 self._transport.admit(event.peer)
 
     def _place(self, session: PeerSession) -> Address:
-        """Address by which the other end of a connection finds this directory."""
         return self._probe.place(self._connection(session).own)
 
     def _connection(self, session: PeerSession) -> TransportConnection:

@@ -119,7 +119,6 @@ class DirectoryService:
         return session
 
     def hear(self, session: PeerSession) -> None:
-        """Something has come over a connection, or it has broken."""
         try:
             for body in session.connection.read():
                 self._take(session, unpack(body))

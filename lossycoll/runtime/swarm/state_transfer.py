@@ -326,7 +326,6 @@ class _Receiving:
             self._changed.notify_all()
 
     def _serve(self, pair: Pair) -> None:
-        """Takes what one donor has."""
         error = None
         try:
             self._gather(pair, self._manifest(pair))

@@ -93,7 +93,6 @@ class RelayedConnection:
         return found
 
     def _open(self, frame: bytes) -> bytes | None:
-        """Message of the other end's next frame; None: it is none."""
         if self._key is None:
             return frame
         if self._keys is None and len(frame) == NONCE_BYTES:
@@ -195,7 +194,6 @@ class ValkeyRelay:
         return found
 
     def close(self) -> None:
-        """Ends the connections, and this peer's directory. Idempotent."""
         self._end_directory()
         self._server.close()
 
@@ -230,7 +228,6 @@ class _ClientConnection(RelayedConnection):
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread, too."""
         if not self._closed:
             self._closed = True
             self._thread.join()
@@ -385,7 +382,6 @@ class RelayedDirectory:
         self._flush()
 
     def _end(self, silent: Set[str]) -> None:
-        """Nobody listens to these channels any more."""
         for incarnation, session in list(self._sessions.items() if silent else ()):
             if self._channel(incarnation) in silent:
                 self.service.end(session)

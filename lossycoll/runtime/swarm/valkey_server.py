@@ -174,7 +174,6 @@ class ValkeyServer:
         return Subscription(pubsub, channel, self._errors)
 
     def close(self) -> None:
-        """Ends the connections, but for those of subscriptions. Idempotent."""
         self._client.close()
 
 

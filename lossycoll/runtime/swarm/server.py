@@ -7,7 +7,6 @@ import contextlib
 import logging
 import resource
 import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -48,7 +47,6 @@ BURST: Final = float(MOST_PEERS)  # and at once: all peers may come together
 TAKEN_AT_ONCE: Final = 64
 """Datagrams that are looked at before the directory turns to its peers again."""
 IP_PKTINFO: Final = 8
-_INFO: Final = struct.Struct("@i4s4s")
 
 
 class DirectoryServer:
@@ -372,9 +370,8 @@ class ReflexiveAddressServer:
 def _back(info: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
     """Return the ancillary data that makes an answer leave from the address that was asked."""
     for level, kind, data in info:
-        if (level, kind) == (socket.IPPROTO_IP, IP_PKTINFO) and len(data) == _INFO.size:
-            _, own, _ = _INFO.unpack(data)
-            return [(level, kind, _INFO.pack(0, own, bytes(4)))]
+        if (level, kind) == (socket.IPPROTO_IP, IP_PKTINFO) and len(data) == 12:
+            return [(level, kind, bytes(4) + data[4:8] + bytes(4))]
         if (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO) and len(data) == 20:
             return [(level, kind, data[:16] + bytes(4))]
     return []

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from lossycoll.plan.grid import Cells, Grid
-from lossycoll.plan.rng import key_of, mix
+from lossycoll.plan.rng import key_of
 from lossycoll.runtime.control.schema import Address
 
 from .directory_tables import (
@@ -118,8 +118,6 @@ class Directory:
         self._seen_until = clock() + LEASE  # nobody's lease runs out before
         self._unreachable = UnreachablePairs(clock)
         self._donors = Donors(self._unreachable)
-        self.unfounded = 0
-        """Times that a peer was said to be out of reach by one that has nothing to do with it."""
 
     @property
     def grid(self) -> Grid:
@@ -130,9 +128,9 @@ class Directory:
     def is_again(self, wanted: Join) -> bool:
         """True if a connected peer has reconnected: the same process, by the same number."""
         here = self.peers.get(wanted.number)
-        same = here is not None and here.name == wanted.name
-        same = same and here is not None and here.incarnation[:START] == wanted.incarnation[:START]
-        return same and wanted.session == self.session
+        if here is None or (here.name, self.session) != (wanted.name, wanted.session):
+            return False
+        return here.incarnation[:START] == wanted.incarnation[:START]
 
     def holder(self, name: str) -> Peer | None:
         return self.peers.get(self._named.get(name, MOST_PEERS))
@@ -287,10 +285,9 @@ class Directory:
             return []
         self._ids.give_back(number, peer.name)
         del self._named[peer.name]
-        self._averaging.pop(number, None)
-        self._able.pop(number, None)
+        for table in (self._averaging, self._able, self._too_late):
+            table.pop(number, None)
         self._waiting.pop(number, None)
-        self._too_late.pop(number, None)
         self._progress.lost(peer, self._averaging.values())
         self._have_averaged.discard(number)
         self._unreachable.forget(number)
@@ -322,7 +319,6 @@ class Directory:
         found = [one for one in others if self.peers[one].incarnation in incarnations]
         for other in found:
             self._unreachable.note(number, other)
-        self.unfounded += len(set(incarnations)) - len(found)
         return len(found)
 
     def overdue(self) -> list[int]:
@@ -550,8 +546,7 @@ class Directory:
         absent: Sequence[tuple[str, int]] = (),
         newer: int = 0,
     ) -> Group:
-        members = tuple(one.member for one in peers)
-        samples = self._progress.samples
+        members, samples = tuple(one.member for one in peers), self._progress.samples
         return Group(number, self._number_of_group(), members, tuple(absent), samples, newer)
 
     def _number_of_group(self) -> int:
@@ -578,17 +573,13 @@ class Directory:
     def transfers(self) -> list[tuple[int, list[Transfer]]]:
         """Return the transfers to tell each joiner that seeks a state. As long as peers of another
         directory may come, none."""
-        if self._is_settling():
-            return []
-        return [
-            (joiner.number, self._transfers(joiner, most)) for joiner, most in self._donors.asked()
-        ]
-
-    def _transfers(self, joiner: Peer, most: int) -> list[Transfer]:
-        self._formed += 1
-        drawn = key_of(self._seed, self._formed)
-        chosen = self._donors.choose(joiner, most, lambda number: mix(drawn ^ number))
-        return [Transfer(self._number_of_group(), (one.member, joiner.member)) for one in chosen]
+        out: list[tuple[int, list[Transfer]]] = []
+        for joiner, most in () if self._is_settling() else self._donors.asked():
+            drawn = self._number_of_group()
+            chosen = self._donors.choose(joiner, most, drawn)
+            ends = [(one.member, joiner.member) for one in chosen]
+            out.append((joiner.number, [Transfer(self._number_of_group(), two) for two in ends]))
+        return out
 
 
 def _why_absent(peer: Peer, number: int, there: Sequence[int]) -> int:

@@ -8,6 +8,7 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from lossycoll.plan.rng import mix
 from lossycoll.runtime.control.schema import Address
 
 from .placement import GridRow, Peer
@@ -152,9 +153,9 @@ class Donors:
             del self._seek[peer.number]
         return [(peer, most) for peer, most in found if most]
 
-    def choose(self, joiner: Peer, most: int, draw: Callable[[int], int]) -> list[Peer]:
+    def choose(self, joiner: Peer, most: int, drawn: int) -> list[Peer]:
         """Choose the donors with the newest states, others each time, and note both ends as
-        partners. ``draw``: of a number: who goes first of those that are equally far."""
+        partners. ``drawn``: a number that says who goes first of those that are equally far."""
         if joiner.place is None or not joiner.schema:
             return []
         found = [
@@ -165,7 +166,7 @@ class Donors:
         if self._unreachable.concerns([joiner.number]):
             found = [one for one in found if not self._unreachable(one.number, joiner.number)]
         chosen = heapq.nsmallest(
-            most, found, key=lambda one: (-one.samples, -one.round, draw(one.number))
+            most, found, key=lambda one: (-one.samples, -one.round, mix(drawn ^ one.number))
         )
         for one in chosen:
             one.partners.add(joiner.number)

@@ -311,7 +311,13 @@ class SwarmMember:
             try:
                 if self._file is not None:
                     self._file.waits(self.client.peers)
-                group, waited = self._group_of(weight, timeout)
+                begin = time.monotonic()
+                self._endpoint.paths.close_over()
+                try:
+                    group = self.client.next_group(weight, timeout)
+                except OperationTimeout as error:
+                    raise self._why_none(error, timeout) from None
+                waited = time.monotonic() - begin
                 left = max(LEAST_SECONDS, timeout - waited)
                 self.means.part = 0
                 if callable(values):
@@ -327,16 +333,6 @@ class SwarmMember:
         if self._file is not None:
             self._file.averaged(self.client.peers, self.number, asdict(report))
         return report
-
-    def _group_of(self, weight: float, timeout: float) -> tuple[Group, float]:
-        """The next round's group, and the seconds until it had formed."""
-        begin = time.monotonic()
-        self._endpoint.paths.close_over()
-        try:
-            group = self.client.next_group(weight, timeout)
-        except OperationTimeout as error:
-            raise self._why_none(error, timeout) from None
-        return group, time.monotonic() - begin
 
     def _why_none(self, error: OperationTimeout, timeout: float) -> OperationTimeout:
         """Why no round has begun. The directory may well have answered."""

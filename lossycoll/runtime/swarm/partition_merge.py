@@ -181,7 +181,7 @@ class PartitionMerge:
             self._left = now
         if now - self._left < HOLD_SECONDS:
             return False
-        to, self.to, self.told = self.to, None, frozenset()
+        to, self.to, self._told = self.to, None, frozenset()
         if peers:
             self._bound_until = now + self._patience
             self._patience = min(2 * self._patience, MOST_PATIENCE)

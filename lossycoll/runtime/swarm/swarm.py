@@ -197,7 +197,7 @@ class Swarm:
         member.client.say(Serves(*place))
 
     def _owner(self, standby: bool) -> Owner:
-        return Owner(self.name, lambda: self._member and self._member.client, standby)
+        return Owner(self.name, lambda: self._member.client if self._member else None, standby)
 
     @property
     def address(self) -> str:

@@ -156,7 +156,7 @@ class ValkeyRelay:
         self._directory: RelayedDirectory | None = None
         self._alone_since: float | None = None
         """When no swarm was found for the first time; None: one was."""
-        self._counts: Counter[str] = Counter()
+        self.counts = self._notices.counts
         self._came = threading.Event()
 
     def reach(self, place: Address, session: str) -> _ClientConnection:
@@ -173,7 +173,7 @@ class ValkeyRelay:
         if found.own:
             self._end_directory()  # another one of this very peer's, which was silent
             self._directory = RelayedDirectory(self._notices, found)
-        return _ClientConnection(self._notices, found.notice.inbox, self._counts, self.wake)
+        return _ClientConnection(self._notices, found.notice.inbox, self.wake)
 
     def wait(self, seconds: float) -> None:
         self._came.wait(seconds)
@@ -185,14 +185,6 @@ class ValkeyRelay:
     def end(self) -> None:
         """The peer has closed its connection already."""
 
-    @property
-    def counts(self) -> Counter[str]:
-        """Counts of frames and notices that weren't believed, by why."""
-        found = self._counts + self._notices.counts
-        if self._directory is not None:
-            found += self._directory.counts + self._directory.service.counts
-        return found
-
     def close(self) -> None:
         self._end_directory()
         self._server.close()
@@ -200,7 +192,6 @@ class ValkeyRelay:
     def _end_directory(self) -> None:
         if self._directory is not None:
             self._directory.close()
-            self._counts += self._directory.counts + self._directory.service.counts
             self._directory = None
 
 
@@ -209,15 +200,11 @@ class _ClientConnection(RelayedConnection):
     something has come, or it has broken."""
 
     def __init__(
-        self,
-        notices: Notices,
-        inbox: str,
-        counts: Counter[str],
-        wake: Callable[[], None] = lambda: None,
+        self, notices: Notices, inbox: str, wake: Callable[[], None] = lambda: None
     ) -> None:
         own = secrets.token_bytes(INCARNATION_BYTES)
-        key = notices.frames_key
-        super().__init__(self._publish, key, counts, connects=True, incarnation=own)
+        how = notices.frames_key, notices.counts
+        super().__init__(self._publish, *how, connects=True, incarnation=own)
         self._wake = wake
         self._server = notices.server
         self._inbox = notices.channel(inbox)
@@ -265,13 +252,13 @@ class RelayedDirectory:
         self._inbox = claimed.notice.inbox
         self._value = claimed.value
         self._session = claimed.notice.session
-        self.counts: Counter[str] = Counter()  # number of rejected messages, by reason
         self._directory = Directory(time.monotonic, session=self._session)
         if claimed.begun:
             self._directory.adopt(self._session)
         self.service = DirectoryService(
             self._directory, self._drop, strangers=MOST_PEERS + STRANGERS
         )
+        self.service.counts = notices.counts
         self._sessions: dict[bytes, PeerSession] = {}
         self._unsent: list[tuple[bytes, bytes]] = []
         """(whose, frame), until the end of the turn: they go together."""
@@ -337,7 +324,7 @@ class RelayedDirectory:
         if session is None:
             begins = len(body) == NONCE_BYTES if self._notices.frames_key else bool(body)
             if not begins:  # of a connection that is over, if of any
-                self.counts["foreign"] += 1
+                self._notices.counts["foreign"] += 1
                 return
             session = self._sessions[incarnation] = self._admit(incarnation)
         self._connection(session).put(body)
@@ -348,10 +335,9 @@ class RelayedDirectory:
             self._unsent.append((incarnation, frame))
             return True
 
-        key = self._notices.frames_key
-        return self.service.admit(
-            RelayedConnection(send, key, self.counts, connects=False, incarnation=incarnation)
-        )
+        how = self._notices.frames_key, self._notices.counts
+        own = RelayedConnection(send, *how, connects=False, incarnation=incarnation)
+        return self.service.admit(own)
 
     def _connection(self, session: PeerSession) -> RelayedConnection:
         assert isinstance(session.connection, RelayedConnection)

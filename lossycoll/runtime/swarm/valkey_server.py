@@ -216,7 +216,7 @@ class Notices:
         self.frames_key = None if secret is None else secret.derived("relay", self.key)
         """Key by which connections of this prefix are sealed; None: they are in clear."""
         self.news = self.channel("news")  # a channel: somebody's directory has taken the place
-        self.counts: Counter[str] = Counter()  # number of rejected entries, by reason
+        self.counts: Counter[str] = Counter()  # frames and notices that weren't believed, by why
 
     def channel(self, name: str) -> str:
         """The channel of an inbox, or of a peer's connection."""

@@ -7,7 +7,6 @@ import select
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -320,7 +319,7 @@ def test_news_are_believed_as_far_as_to_ask(serves: bool, server: Server, stack:
     notices = Notices(reached, address.prefix, None)
     if serves:
         stack.callback(reached.listen(notices.channel("5" * 32)).close)
-    connection = _ClientConnection(notices, "5" * 32, Counter())
+    connection = _ClientConnection(notices, "5" * 32)
     stack.callback(connection.close)
     assert not connection.broken
     server.client().publish(notices.news, b"whatever")

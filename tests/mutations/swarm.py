@@ -387,7 +387,7 @@ SWARM = (
     ),
     mutation(
         "a swarm that is begun beside a busy peer's",
-        "lossycoll/runtime/swarm/directory_search.py",
+        "lossycoll/runtime/swarm/directory_list.py",
         "return now - self.heard < SILENT_SECONDS if reached else now < self.may_come",
         "return now < self.may_come",
         "tests/runtime/swarm/test_directory_search.py::test_none_is_begun_while_an_earlier_one_lives",

@@ -21,8 +21,7 @@ from lossycoll.errors import ClosedError, LossyError, OperationTimeout, Rendezvo
 from lossycoll.runtime.control.schema import Address, Malformed
 
 from . import protocol
-from .directory_list import Begin, DirectoryList, delay, next_pass
-from .directory_search import DirectorySearch
+from .directory_list import Begin, DirectoryList, DirectorySearch, delay, next_pass
 from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport
 from .protocol import MOST_PEERS, START, VERSION, Message, pack, unpack
 

@@ -27,7 +27,7 @@ from lossycoll.runtime.control.events import Received
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm import directory_tables
-from lossycoll.runtime.swarm.directory_search import peers_of
+from lossycoll.runtime.swarm.directory_list import peers_of
 from lossycoll.runtime.swarm.directory_transport import ZmqDirectoryTransport, swarm_keys
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from lossycoll.runtime.swarm.partition_merge import PartitionMerge

@@ -254,17 +254,16 @@ class Ports:
 
 
 def bound_to(host: str, port: int) -> Ports:
-    """Takes a port, for as long as its sockets aren't closed. ``host``: a numeric address of this
-    machine. ``port``: 0: any that is free in TCP and UDP. RendezvousError: the port is taken, or
-    the address isn't this machine's."""
+    """Takes a port, for as long as its sockets aren't closed. ``port``: 0: any that is free in TCP
+    and UDP. RendezvousError: the port is taken, or the address isn't this machine's."""
     for turn in range(TRIES):
         try:
-            tcp = _bound(host, port, socket.SOCK_STREAM)
+            tcp = bound(host, port, socket.SOCK_STREAM)
         except OSError as error:
             raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
         number = tcp.getsockname()[1]
         try:
-            return Ports(tcp, _bound(host, number, socket.SOCK_DGRAM))
+            return Ports(tcp, bound(host, number, socket.SOCK_DGRAM))
         except OSError as error:
             tcp.close()
             if port or turn == TRIES - 1:
@@ -275,7 +274,8 @@ def bound_to(host: str, port: int) -> Ports:
     raise AssertionError
 
 
-def _bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
+def bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
+    """A socket that has an address of this machine, and doesn't block. OSError: it can't be had."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
     try:
         # Where any will do, two might be given the same, as long as none listens.

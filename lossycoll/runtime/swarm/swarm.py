@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import secrets
@@ -26,7 +27,7 @@ from .directory import FIRST_GRACE
 from .directory_list import LOOPBACK, Begin
 from .member import ASK_SECONDS, SwarmMember
 from .protocol import Serves
-from .server import DirectoryServer, Ports, bound_to
+from .server import DirectoryServer, Ports, bound, bound_to
 from .service import Owner
 from .valkey_relay import ValkeyRelay
 from .valkey_server import SCHEME, ValkeyUrl
@@ -101,7 +102,7 @@ class Swarm:
         self._member: SwarmMember | None = None
         self._server: DirectoryServer | None = None
         self._reserved: Ports | None = None
-        self._relay: ValkeyRelay | None = None
+        self._relay = None if address is None else ValkeyRelay(address, found)
         self._secret = found
         self.name: str = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._has_begun = False
@@ -111,7 +112,6 @@ class Swarm:
             begin: Begin | None = None
             if address is not None:
                 places = [numeric_place(place_text(address.host, address.port))]
-                self._relay = ValkeyRelay(address, found)
             elif listen or not join:
                 places, begin = self._listen(host, port, places, options.interface)
             self._member = SwarmMember(
@@ -188,9 +188,9 @@ class Swarm:
         """Open a directory. The client's thread calls it, maybe more than once."""
         if self._server is not None:
             return
-        bound, self._reserved = self._reserved, None
+        ports, self._reserved = self._reserved, None
         self._server = DirectoryServer(
-            *place, self._secret, session=member.session, owner=self._owner(True), bound=bound
+            *place, self._secret, session=member.session, owner=self._owner(True), bound=ports
         )
         self._address = place_text(*place)
         log.info("peer %r has opened a directory at %s", self.name, self._address)
@@ -289,16 +289,10 @@ class Swarm:
         atexit.unregister(self.close)
         if self._server is not None and self._member is not None and not self._member.averages_now:
             self._server.serve_on(FIRST_GRACE)
-        if self._member is not None:
-            self._member.close()
-            self._member = None
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
-        if self._server is not None:
-            self._server.close()
-        if self._relay is not None:
-            self._relay.close()
+        for part in (self._member, self._reserved, self._server, self._relay):
+            if part is not None:
+                part.close()
+        self._member = self._reserved = None
 
     def __enter__(self) -> Swarm:
         return self
@@ -319,26 +313,22 @@ def _known_as(host: str, port: int, others: Sequence[Address], interface: str) -
 
 
 def _is_of_this_machine(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
+    with contextlib.suppress(OSError):
+        bound(address, 0, socket.SOCK_DGRAM).close()
+        return True
+    return False
 
 
 def _server_of(listen: str, join: Sequence[str]) -> ValkeyUrl | None:
     """Return the address of the valkey server; None: there is none."""
-    found = [one for one in join if one.startswith(SCHEME)]
-    if not found:
+    if not any(one.startswith(SCHEME) for one in join):
         return None
     if listen or len(join) > 1:
         raise OptionError(
             "a swarm that meets by a valkey server has this one place: "
             f"join=['{SCHEME}host:port/prefix'] on all peers, and no listen"
         )
-    return ValkeyUrl.of(found[0])
+    return ValkeyUrl.of(join[0])
 
 
 def numeric_place(text: str) -> Address:

@@ -387,7 +387,7 @@ class DirectoryClient:
                 log.warning("peer %r stays where it was: %s", self._name, message.reason)
                 session.ended = True
             elif isinstance(message, protocol.Refused):
-                self._failure = self._failure or self._refused(message.reason)
+                self._fail(self._refused(message.reason))
             elif isinstance(message, protocol.Redirect):
                 session.redirect = message
             elif isinstance(message, protocol.Group):
@@ -406,7 +406,7 @@ class DirectoryClient:
             elif isinstance(message, protocol.Agreed):
                 self._answers[protocol.Averages] = message.reason
                 if message.reason and not self._asks_agreed:  # said again, to another directory
-                    self._failure = self._failure or self._refused(message.reason)
+                    self._fail(self._refused(message.reason))
             elif isinstance(message, protocol.Peers):
                 session.names += message.names
                 if not message.more:
@@ -414,11 +414,9 @@ class DirectoryClient:
                     session.names = ()
             elif isinstance(message, protocol.Directories):
                 self._learn(session, message.addresses)
-            elif (
-                isinstance(message, protocol.Transfer)
-                and message.members[-1].incarnation == session.incarnation
-            ):
-                self._transfers.append(message)
+            elif isinstance(message, protocol.Transfer):
+                if message.members[-1].incarnation == session.incarnation:
+                    self._transfers.append(message)
             elif isinstance(message, protocol.Found) and protocol.Seek in self._pending:
                 self._answer(protocol.Seek, message.transfers)
             elif isinstance(message, protocol.Leave):  # the directory ends, in good order
@@ -426,32 +424,25 @@ class DirectoryClient:
             if isinstance(message, protocol.Due | protocol.Group):
                 self.due = isinstance(message, protocol.Due)
             self._changed.notify_all()
-        if (
-            isinstance(message, protocol.Transfer)
-            and message.members[0].incarnation == session.incarnation
-        ):
-            self.listener.donate(message)
-        if isinstance(message, protocol.Gone):
+        if isinstance(message, protocol.Transfer):
+            if message.members[0].incarnation == session.incarnation:
+                self.listener.donate(message)
+        elif isinstance(message, protocol.Gone):
             self.listener.gone(message.incarnation)
-        if isinstance(message, protocol.Joined):
+        elif isinstance(message, protocol.Joined):
             try:
                 self.listener.joined(message.number)
             except LossyError as error:
-                with self._changed:
-                    self._failure = self._failure or error
-                    self._changed.notify_all()
-        if isinstance(message, protocol.Present):
-            self._compare(frozenset(message.starts))
+                self._fail(error)
+        elif isinstance(message, protocol.Present):
+            starts = frozenset(message.starts)
+            for number, incarnation in list(self._partners.items()):
+                if incarnation[:START] not in starts:
+                    self.listener.gone(self._partners.pop(number))
 
     def _answer(self, to: type[Message], answer: Any) -> None:
         self._answers[to] = answer
         self._pending.pop(to, None)
-
-    def _compare(self, starts: frozenset[str]) -> None:
-        for number in [
-            n for n, incarnation in self._partners.items() if incarnation[:START] not in starts
-        ]:
-            self.listener.gone(self._partners.pop(number))
 
     def _take_number(self, session: DirectorySession, message: protocol.Joined) -> None:
         had, self.joined, self._redirected = self.joined, message, False
@@ -466,6 +457,11 @@ class DirectoryClient:
         first = [session.place] if session.answered else []
         self.directories.learn([*first, *places], serves=session.answered)
         session.ended |= not session.answered
+
+    def _fail(self, error: LossyError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
 
     def _refused(self, reason: str) -> RendezvousError:
         return RendezvousError(f"peer {self._name!r}: {reason}")

@@ -30,6 +30,7 @@ BEGIN_SECONDS: Final = 8.0
 """Time before a swarm is begun: one that continues elsewhere asks former directories more often
 (:data:`partition_merge.ASK_SECONDS`)."""
 LOOPBACK: Final = ("127.0.0.1", "::1")
+ANY_ADDRESS: Final = ("0.0.0.0", "::")
 MOST_HEARD: Final = 24
 MOST_SERVED: Final = 8
 STAGGER_SECONDS: Final = 0.05

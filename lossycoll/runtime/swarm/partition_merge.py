@@ -17,6 +17,7 @@ from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.control.transport import Transport
 
 from .directory import LEASE, Directory
+from .directory_list import ANY_ADDRESS
 from .directory_transport import TransportConnection
 from .protocol import MOST_PEERS, DirectoryStatus, Join, pack, unpack
 
@@ -214,9 +215,8 @@ class DirectoryProbe:
     def place(self, own: str) -> Address:
         """Address by which the other end of a connection finds this directory. ``own``: the numeric
         address of the connection's end here."""
-        if self._host not in ("0.0.0.0", "::"):
-            return self._host, self._port
-        return own.partition("%")[0] or self._host, self._port
+        here = own.partition("%")[0] if self._host in ANY_ADDRESS else self._host
+        return here or self._host, self._port
 
     def asks(self, peer: Peer) -> bool:
         return peer in self._queries

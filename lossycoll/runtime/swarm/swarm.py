@@ -24,7 +24,7 @@ from lossycoll.runtime.keys.secret import find_secret, secret_of
 from lossycoll.runtime.net.interfaces import choose
 
 from .directory import FIRST_GRACE
-from .directory_list import LOOPBACK, Begin
+from .directory_list import ANY_ADDRESS, LOOPBACK, Begin
 from .member import ASK_SECONDS, SwarmMember
 from .protocol import Serves
 from .server import DirectoryServer, Ports, bound, bound_to
@@ -34,7 +34,6 @@ from .valkey_server import SCHEME, ValkeyUrl
 
 POLL_SECONDS: Final = 0.05
 MOST_RATE: Final = 1e12
-ANY_ADDRESS: Final = ("0.0.0.0", "::")
 log: Final = logging.getLogger("lossycoll")
 
 

@@ -161,7 +161,8 @@ class Directory:
         known = min(wanted.round, MOST_ROUND) if new else 0
         if known > self._rounds.least:
             for other in self.peers.values():
-                other.round = max(other.round, known) if not other.group else other.round
+                if not other.group:
+                    self._rounds.move(other, max(other.round, known))
             self._note_all()
         if came_before and self._clock() < self._joins_until:
             self._reach(wanted.round)
@@ -170,14 +171,13 @@ class Directory:
             number=number,
             name=wanted.name,
             incarnation=wanted.incarnation,
-            rounds=self._rounds,
             seen=self._clock(),
             came=self._came,
             came_back=came_before,
             began=self._clock(),
             skipped=came_before or bool(self._have_averaged),
         )
-        peer.round = max(latest, known)
+        self._rounds.move(peer, max(latest, known))
         self._came += 1
         self.peers[number] = peer
         self._named[peer.name] = number
@@ -240,7 +240,7 @@ class Directory:
         schema = "" if wanted.draft else wanted.schema
         if schema and not peer.schema:
             if peer.skipped:  # it hasn't been in the rounds that others have had
-                peer.round = self.round
+                self._rounds.move(peer, self.round)
                 peer.came_late = bool(self._have_averaged)
             if not self._able:
                 self._progress.target = wanted.target
@@ -296,7 +296,7 @@ class Directory:
         self._note(peer)
         if self._placement.leave(peer):
             self._note_all()
-        peer.go()
+        self._rounds.leave(peer)
         others = sorted({*peer.group, *peer.partners} & self.peers.keys())
         for other in others:
             self.peers[other].partners.discard(number)
@@ -358,7 +358,7 @@ class Directory:
         missing = min(number, MOST_ROUND) - self.round
         if self.peers and missing > 0:
             for peer in self.peers.values():
-                peer.round += -(-missing // axes) * axes
+                self._rounds.move(peer, peer.round - (-missing // axes) * axes)
             self._note_all()
 
     def tell_all(self) -> None:
@@ -511,7 +511,7 @@ class Directory:
             ]
             out.append(self._group(number, [self.peers[one] for one in group], absent))
         for peer in due:
-            peer.round = number + 1
+            self._rounds.move(peer, number + 1)
             peer.skipped, peer.due = True, False
         for group in groups:
             for peer in (self.peers[n] for n in group):
@@ -564,7 +564,7 @@ class Directory:
             # While it took the newer state, rounds went on without it. In an earlier one than the
             # others' it would meet nobody, and would have to take the state once more.
             others = [p.round for p in self._averaging.values() if p is not peer and not p.behind]
-            peer.round = max(peer.round, min(others, default=peer.round))
+            self._rounds.move(peer, max(peer.round, min(others, default=peer.round)))
         self._note(peer)
 
     def seeks(self, number: int, donors: int) -> None:

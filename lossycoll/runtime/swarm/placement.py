@@ -19,39 +19,14 @@ DRAWS: Final = 16  # draws of a newcomer's cell before it gets the next free one
 KNOWN: Final = 16  # rounds that it is learnt from how long peers take
 
 
-class Rounds:
-    """Counts of a directory's peers by their next round: nobody has to ask each of them."""
-
-    def __init__(self) -> None:
-        self._peers: Counter[int] = Counter()  # number of peers with each next round
-
-    def move(self, before: int | None, after: int | None) -> None:
-        """A peer has another round next; None: it isn't here, before or from then on."""
-        if before is not None:
-            self._peers[before] -= 1
-            if not self._peers[before]:
-                del self._peers[before]
-        if after is not None:
-            self._peers[after] += 1
-
-    @property
-    def furthest(self) -> int:
-        """The round of the peer that is furthest; 0: nobody is here."""
-        return max(self._peers, default=0)
-
-    @property
-    def least(self) -> int:
-        return min(self._peers, default=0)
-
-
 @dataclass(slots=True, eq=False)
 class Peer:
     number: int
     name: str
     incarnation: str
-    rounds: Rounds  # round counts of its directory
     seen: float
     came: int  # number of peers that came before it
+    round: int = -1  # the one that it averages in next, by Rounds.move; -1: it isn't here
     cell: int = -1
     said: Averages | None = None  # tensors that it averages, or a draft
     schema: str = ""  # schema of its tensors; "": not all are announced
@@ -78,20 +53,6 @@ class Peer:
     group: tuple[int, ...] = ()  # numbers of its latest group's members
     partners: set[int] = field(default_factory=set)
     """Numbers of the other ends of its state transfers."""
-    _round: int | None = field(init=False, default=None)
-
-    @property
-    def round(self) -> int:
-        return self._round or 0
-
-    @round.setter
-    def round(self, number: int) -> None:
-        self.rounds.move(self._round, number)
-        self._round = number
-
-    def go(self) -> None:
-        self.rounds.move(self._round, None)
-        self._round = None
 
     @property
     def is_ready(self) -> bool:
@@ -105,6 +66,34 @@ class Peer:
         return Member(
             self.number, place.host, place.port, self.incarnation, weight, rate, place.others
         )
+
+
+class Rounds:
+    """Counts of a directory's peers by their next round: nobody has to ask each of them."""
+
+    def __init__(self) -> None:
+        self._peers: Counter[int] = Counter()
+
+    def move(self, peer: Peer, number: int) -> None:
+        self.leave(peer)
+        peer.round = number
+        self._peers[number] += 1
+
+    def leave(self, peer: Peer) -> None:
+        if peer.round >= 0:
+            self._peers[peer.round] -= 1
+            if not self._peers[peer.round]:
+                del self._peers[peer.round]
+            peer.round = -1
+
+    @property
+    def furthest(self) -> int:
+        """The round of the peer that is furthest; 0: nobody is here."""
+        return max(self._peers, default=0)
+
+    @property
+    def least(self) -> int:
+        return min(self._peers, default=0)
 
 
 class GridRow(NamedTuple):

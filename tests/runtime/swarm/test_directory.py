@@ -471,7 +471,7 @@ def test_donors_of_a_newcomer() -> None:
     first, second, third = (swarm.come(name) for name in ("a", "b", "c"))
     for number in (first, second):
         swarm.directory.offers(number, Offers(1))
-    swarm.directory.peers[second].round = 5
+    swarm.directory._rounds.move(swarm.directory.peers[second], 5)
     assert donors(swarm, third, 4) == [second, first]
     assert donors(swarm, third, 1) == [second]
     assert donors(swarm, second, 4) == [first]

@@ -206,9 +206,9 @@ def test_an_answer_that_the_rule_does_not_bear_out_is_not_followed() -> None:
 def test_rounds_go_on_from_the_higher_ones() -> None:
     clock, small, large = pair(2, 3)
     for peer in small.directory.peers.values():
-        peer.round = 40
+        small.directory._rounds.move(peer, 40)
     for peer, number in zip(large.directory.peers.values(), (7, 7, 8), strict=True):
-        peer.round = number
+        large.directory._rounds.move(peer, number)
     assert meet(small, large)
     rounds = [peer.round for peer in large.directory.peers.values()]
     assert rounds == [39, 39, 40]

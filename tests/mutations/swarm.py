@@ -313,7 +313,7 @@ SWARM = (
     mutation(
         "a redirected peer that keeps its former reflexive address",
         "lossycoll/runtime/swarm/endpoint.py",
-        "endpoint.nat_agent.ask()",
+        "self.now.nat_agent.ask()",
         "pass",
         "tests/runtime/swarm/test_splits.py::test_a_redirected_peer_asks_for_its_reflexive_address",
     ),

@@ -5,13 +5,13 @@ yields. :class:`DirectoryProbe` carries its questions to others. docs/moshpit.md
 from __future__ import annotations
 
 import math
+import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lossycoll.plan.rng import key_of
 from lossycoll.runtime.control.events import Event, Peer, Readable
 from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.control.transport import Transport
@@ -58,7 +58,7 @@ class PartitionMerge:
         self._clock = clock
         self._directory = directory
         self._id = name or secrets.token_hex(16)
-        self._asked = 0
+        self._draw = random.Random(self._id)
         self._asks_at = clock() + self._period()
         self._bound_until = -math.inf
         self._patience = PATIENCE_SECONDS
@@ -106,9 +106,7 @@ class PartitionMerge:
         ]
 
     def _period(self) -> float:
-        self._asked += 1
-        drawn = key_of(int(self._id[:16], 16), int(self._id[16:32] or "0", 16), self._asked)
-        return ASK_SECONDS * (0.75 + 0.5 * (drawn % 1000) / 1000)
+        return ASK_SECONDS * self._draw.uniform(0.75, 1.25)
 
     # ---- questions and answers ----
 

@@ -11,6 +11,7 @@ they are counted and left out, and the connection goes on.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import hmac
 import logging
@@ -326,18 +327,16 @@ class RelayedDirectory:
             if not begins:  # of a connection that is over, if of any
                 self._notices.counts["foreign"] += 1
                 return
-            session = self._sessions[incarnation] = self._admit(incarnation)
+            how = self._notices.frames_key, self._notices.counts
+            send = functools.partial(self._send, incarnation)
+            own = RelayedConnection(send, *how, connects=False, incarnation=incarnation)
+            session = self._sessions[incarnation] = self.service.admit(own)
         self._connection(session).put(body)
         self.service.hear(session)
 
-    def _admit(self, incarnation: bytes) -> PeerSession:
-        def send(frame: bytes) -> bool:
-            self._unsent.append((incarnation, frame))
-            return True
-
-        how = self._notices.frames_key, self._notices.counts
-        own = RelayedConnection(send, *how, connects=False, incarnation=incarnation)
-        return self.service.admit(own)
+    def _send(self, incarnation: bytes, frame: bytes) -> bool:
+        self._unsent.append((incarnation, frame))
+        return True
 
     def _connection(self, session: PeerSession) -> RelayedConnection:
         assert isinstance(session.connection, RelayedConnection)

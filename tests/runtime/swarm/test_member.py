@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,6 @@ SECRET = Secret.of(b"a secret of tests")
 SCHEMA = "5c" * 16
 NOTHING_MOVED = SimpleNamespace(contributions=1.0, kept=1.0, refused=())
 """An exchange that a test has stood in for."""
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def directory(stack: ExitStack, secret: Secret | None, *shape: int) -> tuple[str, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -34,12 +33,6 @@ from tests.support.waiting import until
 KEY = key_of(None, "5" * 16)
 NONCE = bytes(range(16))
 QUESTION = ConnectivityMessage(Kind.CHECK, 3, DIRECTORY, nonce=NONCE)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 class Asker:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -42,12 +42,6 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = Secret.of(b"a secret of tests")
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

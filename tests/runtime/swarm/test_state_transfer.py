@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -50,12 +50,6 @@ class Peers:
         one.offers(lambda: state)
         one.client.names()  # the directory has heard of the offer
         return one
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 @pytest.fixture

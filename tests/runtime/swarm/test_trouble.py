@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,12 +22,6 @@ from lossycoll.runtime.swarm.swarm import Swarm
 from tests.runtime.swarm.test_member import NOTHING_MOVED, SCHEMA, directory, peers, together
 
 SECRET = "a secret of tests"
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def means(members: list[SwarmMember]) -> None:

@@ -35,12 +35,6 @@ SECRET = "a secret of tests"
 
 
 @pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
-
-
-@pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     pytest.importorskip("valkey", reason="the package valkey isn't installed")
     made = Server(tmp_path)

@@ -19,7 +19,7 @@ from tests.runtime.swarm.test_valkey import SECRET, join, means, server, serving
 from tests.support.valkey import Server
 from tests.support.waiting import until
 
-__all__ = ["join", "server", "stack"]
+__all__ = ["join", "server"]
 KEY = "lossycoll:tests"
 
 

@@ -229,21 +229,17 @@ class Pair:
         return self.engine.submit(call, buffer.ctypes.data, buffer.ctypes.data)
 
 
-def refuse(pair: Pair, reason: str) -> None:
-    """Tells the joiner why there is nothing. LossyError: the joiner is lost, or silent."""
-    pair.move([np.zeros(1, np.uint64).view(np.uint8)], DONOR)
-    said = np.zeros(REASON, np.uint8)
-    text = reason.encode(errors="replace")[:REASON]
-    said[: len(text)] = np.frombuffer(text, np.uint8)
-    pair.move([said], DONOR)
+def say(pair: Pair, said: bytes, *, refuses: bool) -> None:
+    """Tell the joiner a donor's manifest, or why it refuses. LossyError: the joiner is lost, or
+    silent."""
+    head = np.array([len(said), refuses], np.uint64)
+    pair.move([head.view(np.uint8), np.frombuffer(said, np.uint8).copy()], DONOR)
 
 
 def donate(pair: Pair, snapshot: Snapshot) -> None:
     """Send the joiner the chunks that it asks for. LossyError: the joiner is lost, or silent.
     MismatchError: it asks for what there isn't."""
-    packed = np.frombuffer(snapshot.manifest().packed(), np.uint8).copy()
-    pair.move([np.array([len(packed)], np.uint64).view(np.uint8)], DONOR)
-    pair.move([packed], DONOR)
+    say(pair, snapshot.manifest().packed(), refuses=False)
     chunks = snapshot.chunks()
     while True:
         asked = np.empty(BATCH, np.uint32)
@@ -339,19 +335,19 @@ class _Receiving:
                 self._changed.notify_all()
 
     def _manifest(self, pair: Pair) -> Manifest:
-        size = np.zeros(1, np.uint64)
-        pair.move([size.view(np.uint8)], DONOR)
-        if not size[0]:
-            reason = np.zeros(REASON, np.uint8)
-            pair.move([reason], DONOR)
-            said = printable(reason.tobytes().rstrip(b"\0").decode(errors="replace"))
-            raise EngineError(f"a donor refuses: {said}")
-        if size[0] > MOST_MANIFEST:
-            raise MismatchError(f"a manifest of {size[0]} bytes, wanted at most {MOST_MANIFEST}")
-        packed = np.empty(int(size[0]), np.uint8)
-        pair.move([packed], DONOR)
+        head = np.zeros(2, np.uint64)
+        pair.move([head.view(np.uint8)], DONOR)
+        size, refuses = int(head[0]), bool(head[1])
+        most = REASON if refuses else MOST_MANIFEST
+        if size > most:
+            raise MismatchError(f"a manifest of {size} bytes, wanted at most {most}")
+        said = np.empty(size, np.uint8)
+        pair.move([said], DONOR)
+        if refuses:
+            reason = printable(said.tobytes().decode(errors="replace"))
+            raise EngineError(f"a donor refuses: {reason}")
         try:
-            return Manifest.unpack(packed.tobytes(), self._most)
+            return Manifest.unpack(said.tobytes(), self._most)
         except Malformed as error:
             raise MismatchError(f"a donor's state can't be taken: {error}") from None
 
@@ -476,7 +472,7 @@ class StateTransfers:
                     log.warning("peer %d can't send its state: %s", self._number, error)
                     reason = f"peer {self._number} can't send its state: {error}"
                 if snapshot is None:
-                    refuse(pair, reason)
+                    say(pair, reason.encode(errors="replace")[:REASON], refuses=True)
                 else:
                     donate(pair, snapshot)
             finally:

@@ -344,9 +344,9 @@ def test_a_donor_asked_for_what_there_is_not(
     caplog.set_level(logging.INFO, "lossycoll")
     (transfer,) = newcomer.client.transfers(1, 10.0)
     pair = newcomer._endpoint.transfers._pair(transfer, state_transfer.JOINER)
-    size = np.zeros(1, np.uint64)
-    pair.move([size.view(np.uint8)], state_transfer.DONOR)
-    pair.move([np.empty(int(size[0]), np.uint8)], state_transfer.DONOR)
+    head = np.zeros(2, np.uint64)
+    pair.move([head.view(np.uint8)], state_transfer.DONOR)
+    pair.move([np.empty(int(head[0]), np.uint8)], state_transfer.DONOR)
     asked = np.full(state_transfer.BATCH, state_transfer.NONE, np.uint32)
     asked[0] = 1000
     pair.move([asked.view(np.uint8)], state_transfer.JOINER)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
-from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.engine.forks import close_in_children
 from lossycoll.runtime.keys.secret import Secret
@@ -96,15 +96,10 @@ class DirectoryServer:
             self._directory.adopt(session)
         self._merge = PartitionMerge(time.monotonic, self._directory)
         self._service = DirectoryService(
-            self._directory,
-            self._drop,
-            owner=self._owner,
-            merge=self._merge,
-            place=self._place,
-            waits=waits,
+            self._directory, owner=self._owner, merge=self._merge, waits=waits
         )
         self.counts: Counter[str] = self._service.counts
-        self._sessions: dict[Peer, PeerSession] = {}
+        self._sessions: dict[Peer, tuple[PeerSession, TransportConnection]] = {}
         self._has_warned = False
         self._probe = DirectoryProbe(self._merge, self._transport, host, self.port)
         self._stop = False
@@ -189,21 +184,20 @@ class DirectoryServer:
                 log.info("directory: its peers turn to %s:%d", *to)
                 self._service.tell_all(Redirect(*to))
         elif isinstance(event, Connected):
-            connection = TransportConnection(self._transport, event.peer, event.own)
-            self._sessions[event.peer] = self._service.admit(connection)
+            peer = event.peer
+            connection = TransportConnection(self._transport, peer, event.own)
+            session = self._service.admit(
+                connection,
+                lambda: self._sessions.pop(peer, None),
+                lambda: self._probe.place(connection.own),
+            )
+            self._sessions[peer] = session, connection
         elif event.peer in self._sessions:
-            session = self._sessions[event.peer]
-            self._connection(session).take(event)
+            session, connection = self._sessions[event.peer]
+            connection.take(event)
             self._service.hear(session)
             if session.number >= 0:
                 self._transport.admit(event.peer)
-
-    def _place(self, session: PeerSession) -> Address:
-        return self._probe.place(self._connection(session).own)
-
-    def _connection(self, session: PeerSession) -> TransportConnection:
-        assert isinstance(session.connection, TransportConnection)
-        return session.connection
 
     def _see_to_descriptors(self) -> None:
         """When few are left, take as many as the process may have: libzmq says nothing of
@@ -224,10 +218,6 @@ class DirectoryServer:
             self._transport.highest + 1,
             soft,
         )
-
-    def _drop(self, session: PeerSession) -> None:
-        self._sessions.pop(self._connection(session).peer, None)
-        session.connection.close()
 
 
 def _most_strangers() -> int:

@@ -41,13 +41,15 @@ log: Final = logging.getLogger("lossycoll")
 
 @dataclass(slots=True, eq=False)
 class PeerSession:
-    """Session of a directory with one peer. ``number``: the peer's; -1: a stranger's."""
+    """Session of a directory with one peer. ``dropped``: called when it is over. ``place``: the
+    address by which the peer finds the directory. ``number``: the peer's; -1: a stranger's."""
 
     connection: Connection
+    dropped: Callable[[], object]
+    place: Callable[[], Address]
     since: float
     number: int = -1
     over: bool = False
-    claim: Claim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,7 @@ class Claim:
     """Wish of a stranger for the name of a peer that is here, and may have died unseen. ``holder``:
     the peer's number; ``asked``: when that was asked whether it lives."""
 
+    session: PeerSession
     wanted: protocol.Join
     holder: int
     asked: float
@@ -74,34 +77,29 @@ NOBODY: Final = Owner()
 
 
 class DirectoryService:
-    """Service of one directory; one thread calls it. ``dropped``: called when a session is over, to
-    close its connection. ``strangers``: sessions that haven't joined, at most; of more the oldest
-    is dropped. ``merge``: None: there is no other directory of the swarm. ``place``: the address by
-    which the other end of a session finds this one; with ``merge``. ``waits``: seconds for which
-    newcomers wait for peers that a former directory at this place may have had, or for the
-    directory that these have by now."""
+    """Service of one directory; one thread calls it. ``strangers``: sessions that haven't joined,
+    at most; of more the oldest is dropped. ``merge``: None: there is no other directory of the
+    swarm. ``waits``: seconds for which newcomers wait for peers that a former directory at this
+    place may have had, or for the directory that these have by now."""
 
     def __init__(
         self,
         directory: Directory,
-        dropped: Callable[[PeerSession], None],
         strangers: int = STRANGERS,
         *,
         owner: Owner = NOBODY,
         merge: PartitionMerge | None = None,
-        place: Callable[[PeerSession], Address] = lambda session: ("", 0),
         waits: float = 0.0,
     ) -> None:
         self._directory = directory
-        self._dropped = dropped
         self._most = strangers
-        self._owner, self._merge, self._place = owner, merge, place
+        self._owner, self._merge = owner, merge
         self._stands_by = owner.standby
         self._waits_until = time.monotonic() + waits
         self.counts: Counter[str] = Counter()
         """Counts of malformed messages, and of silent peers whose names others have taken."""
         self._strangers: dict[int, PeerSession] = {}  # in the order in which they came
-        self._claims: dict[int, PeerSession] = {}  # sessions that claim a peer's name
+        self._claims: dict[int, Claim] = {}
         self._sessions: dict[int, PeerSession] = {}
         self._listed: tuple[Address, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
@@ -111,8 +109,13 @@ class DirectoryService:
 
     # ---- by what carries the connections ----
 
-    def admit(self, connection: Connection) -> PeerSession:
-        session = PeerSession(connection, time.monotonic())
+    def admit(
+        self,
+        connection: Connection,
+        dropped: Callable[[], object] = lambda: None,
+        place: Callable[[], Address] = lambda: ("", 0),
+    ) -> PeerSession:
+        session = PeerSession(connection, dropped, place, time.monotonic())
         self._strangers[id(session)] = session
         if len(self._strangers) > self._most:
             self._drop(next(iter(self._strangers.values())))
@@ -146,8 +149,8 @@ class DirectoryService:
             if now - first.since <= JOIN_SECONDS:
                 break
             self._drop(first)
-        for session in list(self._claims.values()):
-            self._settle(session, now)
+        for claim in list(self._claims.values()):
+            self._settle(claim, now)
         for number in self._directory.overdue():
             if number in self._sessions:
                 self.end(self._sessions[number])
@@ -173,8 +176,7 @@ class DirectoryService:
             times.append(self._list_at)
         if self._unaware:
             return 0.001
-        claims = [one.claim for one in self._claims.values()]
-        times += [claim.asked + PROBE_SECONDS for claim in claims if claim is not None]
+        times += [claim.asked + PROBE_SECONDS for claim in self._claims.values()]
         return min(1.0, max(0.001, min(times) - time.monotonic())) if times else 1.0
 
     def end(self, session: PeerSession) -> None:
@@ -228,15 +230,16 @@ class DirectoryService:
     def _take_first(self, session: PeerSession, message: Message) -> None:
         """Take a message of a stranger: a peer that joins, another directory, or somebody who
         looks who is there."""
-        if isinstance(message, protocol.Join) and session.claim is None:
-            self._join(session, message)
+        claims = id(session) in self._claims
+        if isinstance(message, protocol.Join) and not claims:
+            self._join(session, message, may_claim=True)
         elif isinstance(message, protocol.DirectoryStatus) and self._merge is not None:
-            session.connection.write(pack(self._merge.asked(message, self._place(session))))
+            session.connection.write(pack(self._merge.asked(message, session.place())))
         elif isinstance(message, protocol.Who):
             # The peers, or the directories that have them.
             places = [] if self._directory.peers else self._instead(NEWCOMER)
             self._last(session, *([_others(places)] if places else self._names()))
-        elif isinstance(message, protocol.Heartbeat) and session.claim is None:
+        elif isinstance(message, protocol.Heartbeat) and not claims:
             self._say_who_serves(session)
         else:
             self._drop(session)
@@ -249,7 +252,7 @@ class DirectoryService:
         session.since = time.monotonic()
         self._strangers[id(session)] = self._strangers.pop(id(session))
 
-    def _join(self, session: PeerSession, wanted: protocol.Join) -> None:
+    def _join(self, session: PeerSession, wanted: protocol.Join, *, may_claim: bool) -> None:
         places = self._instead(wanted)
         if places is not None:
             self._last(session, _others(places))
@@ -258,9 +261,9 @@ class DirectoryService:
         if self._directory.is_again(wanted):  # its former connection has ended unseen
             self._lose(wanted.number)
         holder = self._directory.holder(wanted.name)
-        if holder is not None and session.claim is None:
-            session.claim = Claim(wanted, holder.number, time.monotonic())
-            self._claims[id(session)] = session
+        if holder is not None and may_claim:
+            claim = Claim(session, wanted, holder.number, time.monotonic())
+            self._claims[id(session)] = claim
             self._tell(holder.number, protocol.Probe())
             return
         answer = self._directory.join(wanted)
@@ -273,18 +276,16 @@ class DirectoryService:
         session.connection.write(pack(answer))
         self._tell(answer.number, protocol.Directories(self._directory.directories()))
 
-    def _settle(self, session: PeerSession, now: float) -> None:
+    def _settle(self, claim: Claim, now: float) -> None:
         """Give a name to whoever claims it, once its holder has gone or is silent; or refuse it."""
-        claim = session.claim
-        assert claim is not None
         holder = self._directory.holder(claim.wanted.name)
         if holder is not None and holder.number == claim.holder and holder.seen <= claim.asked:
             if now < claim.asked + PROBE_SECONDS:
                 return
             self.counts["replaced"] += 1
             self.end(self._sessions[claim.holder])
-        del self._claims[id(session)]
-        self._join(session, claim.wanted)
+        del self._claims[id(claim.session)]
+        self._join(claim.session, claim.wanted, may_claim=False)
 
     def _instead(self, wanted: protocol.Join) -> list[Address] | None:
         """Return the directories that a peer should ask instead; None: it is right here."""
@@ -366,7 +367,8 @@ class DirectoryService:
         self._claims.pop(id(session), None)
         if not session.over:
             session.over = True
-            self._dropped(session)
+            session.connection.close()
+            session.dropped()
 
 
 def _others(places: Sequence[Address]) -> protocol.Directories:

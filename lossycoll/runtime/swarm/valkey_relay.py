@@ -52,7 +52,7 @@ class RelayedConnection:
     """A :class:`.directory_transport.Connection` of relayed frames. Another thread may :meth:`put`
     what comes. ``send``: sends a frame; False: the other end isn't there. ``key``: ``KEY_BYTES``
     that both ends have; None: all is in clear. ``counts``: of what came and isn't believed, by why.
-    ``connects``: this end has made the connection. ``incarnation``: what tells it from others."""
+    ``connects``: this end has made the connection."""
 
     reached = True
 
@@ -63,9 +63,7 @@ class RelayedConnection:
         counts: Counter[str],
         *,
         connects: bool,
-        incarnation: bytes = b"",
     ) -> None:
-        self.incarnation = incarnation
         self.broken = ""
         self._send, self._counts = send, counts
         self._key, self._connects = key, connects
@@ -203,13 +201,12 @@ class _ClientConnection(RelayedConnection):
     def __init__(
         self, notices: Notices, inbox: str, wake: Callable[[], None] = lambda: None
     ) -> None:
-        own = secrets.token_bytes(INCARNATION_BYTES)
-        how = notices.frames_key, notices.counts
-        super().__init__(self._publish, *how, connects=True, incarnation=own)
+        super().__init__(self._publish, notices.frames_key, notices.counts, connects=True)
+        self.incarnation = secrets.token_bytes(INCARNATION_BYTES)
         self._wake = wake
         self._server = notices.server
         self._inbox = notices.channel(inbox)
-        channel = notices.channel(own.hex())
+        channel = notices.channel(self.incarnation.hex())
         self._subscription: Subscription = self._server.listen(channel, notices.news)
         self._closed = False
         self._thread = threading.Thread(target=self._listen, name="lossycoll-relay", daemon=True)
@@ -256,11 +253,9 @@ class RelayedDirectory:
         self._directory = Directory(time.monotonic, session=self._session)
         if claimed.begun:
             self._directory.adopt(self._session)
-        self.service = DirectoryService(
-            self._directory, self._drop, strangers=MOST_PEERS + STRANGERS
-        )
+        self.service = DirectoryService(self._directory, strangers=MOST_PEERS + STRANGERS)
         self.service.counts = notices.counts
-        self._sessions: dict[bytes, PeerSession] = {}
+        self._sessions: dict[bytes, tuple[PeerSession, RelayedConnection]] = {}
         self._unsent: list[tuple[bytes, bytes]] = []
         """(whose, frame), until the end of the turn: they go together."""
         self._heard = self._renewed = time.monotonic()
@@ -321,29 +316,24 @@ class RelayedDirectory:
             self._heard = time.monotonic()
             return
         incarnation, body = frame[:INCARNATION_BYTES], frame[INCARNATION_BYTES:]
-        session = self._sessions.get(incarnation)
-        if session is None:
+        known = self._sessions.get(incarnation)
+        if known is None:
             begins = len(body) == NONCE_BYTES if self._notices.frames_key else bool(body)
             if not begins:  # of a connection that is over, if of any
                 self._notices.counts["foreign"] += 1
                 return
             how = self._notices.frames_key, self._notices.counts
             send = functools.partial(self._send, incarnation)
-            own = RelayedConnection(send, *how, connects=False, incarnation=incarnation)
-            session = self._sessions[incarnation] = self.service.admit(own)
-        self._connection(session).put(body)
+            own = RelayedConnection(send, *how, connects=False)
+            session = self.service.admit(own, lambda: self._sessions.pop(incarnation, None))
+            known = self._sessions[incarnation] = session, own
+        session, connection = known
+        connection.put(body)
         self.service.hear(session)
 
     def _send(self, incarnation: bytes, frame: bytes) -> bool:
         self._unsent.append((incarnation, frame))
         return True
-
-    def _connection(self, session: PeerSession) -> RelayedConnection:
-        assert isinstance(session.connection, RelayedConnection)
-        return session.connection
-
-    def _drop(self, session: PeerSession) -> None:
-        self._sessions.pop(self._connection(session).incarnation, None)
 
     def _flush(self) -> None:
         """Sends what is to be sent, and what comes of it that somebody isn't there."""
@@ -367,7 +357,7 @@ class RelayedDirectory:
         self._flush()
 
     def _end(self, silent: Set[str]) -> None:
-        for incarnation, session in list(self._sessions.items() if silent else ()):
+        for incarnation, (session, _) in list(self._sessions.items() if silent else ()):
             if self._channel(incarnation) in silent:
                 self.service.end(session)
 

@@ -100,7 +100,7 @@ class Many:
     def __init__(self, count: int, *, takes_over: bool = False) -> None:
         self.clock = Clock()
         self.directory = Directory(self.clock, session=SESSION)
-        self.service = DirectoryService(self.directory, lambda session: None)
+        self.service = DirectoryService(self.directory)
         self.ends = [Ends() for _ in range(count)]
         self.sessions: list[PeerSession] = []
         for number, end in enumerate(self.ends):

@@ -131,8 +131,7 @@ def test_a_round_that_is_on_ends_when_the_swarm_is_closed(stack: ExitStack) -> N
     entered, leave = threading.Event(), threading.Event()
 
     def stay(paths: Any, group: Any, *rest: object) -> object:
-        rank = [member.number for member in group.members].index(other.number)
-        other._engine_of(paths, group.number, group.members, rank)
+        paths.begin_round(group.number, group.members)
         entered.set()
         leave.wait(20)
         return NOTHING_MOVED

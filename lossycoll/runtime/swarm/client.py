@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.engine.failures import place_text
 
 from . import protocol
 from .directory_list import Begin, DirectoryList, DirectorySearch, delay, next_pass
@@ -468,4 +469,4 @@ class DirectoryClient:
 
 
 def _listed(places: Sequence[Address]) -> str:
-    return ", ".join(f"{host}:{port}" for host, port in places)
+    return ", ".join(place_text(*one) for one in places)

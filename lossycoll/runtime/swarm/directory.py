@@ -12,6 +12,7 @@ Long because who is there, what they average and which rounds begin decide on on
 
 from __future__ import annotations
 
+import bisect
 import secrets
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -28,7 +29,6 @@ from .directory_tables import (
     Donors,
     IdAllocator,
     Progress,
-    StandbyDirectories,
     UnreachablePairs,
     split,
 )
@@ -36,6 +36,7 @@ from .placement import KNOWN, GridRow, Peer, Placement, Rounds
 from .protocol import (
     ELSEWHERE,
     LATE_AGAIN,
+    MOST_DIRECTORIES,
     MOST_EPOCH,
     MOST_PEERS,
     OLDER,
@@ -113,7 +114,9 @@ class Directory:
         self._too_late: dict[int, Peer] = {}
         """Peers ready for a round by samples that began without them."""
         self._have_averaged: set[int] = set()  # numbers of those that have been in a group
-        self._standby_directories = StandbyDirectories()
+        self._serve: list[tuple[int, int, Address]] = []
+        """Standby directories: first those that listen, in the order in which their peers came,
+        then those that peers would open, in the order of the peers' numbers."""
         self._ids = IdAllocator(clock)
         self._seen_until = clock() + LEASE  # nobody's lease runs out before
         self._unreachable = UnreachablePairs(clock)
@@ -211,10 +214,17 @@ class Directory:
         self._note(self.peers[number])
 
     def serves(self, number: int, said: Serves) -> None:
-        self._standby_directories.serves(self.peers[number], said)
+        peer = self.peers[number]
+        self._serves_no_more(peer)
+        peer.serves = said.spare, number if said.spare else peer.came, (said.host, said.port)
+        bisect.insort(self._serve, peer.serves)
+
+    def _serves_no_more(self, peer: Peer) -> None:
+        if peer.serves is not None:
+            del self._serve[bisect.bisect_left(self._serve, peer.serves)]
 
     def directories(self) -> tuple[Address, ...]:
-        return self._standby_directories.listed()
+        return tuple(place for _, _, place in self._serve[:MOST_DIRECTORIES])
 
     def averages(self, number: int, wanted: Averages) -> Agreed | None:
         """A peer says what it averages: all average the same. None: it is answered later."""
@@ -292,7 +302,7 @@ class Directory:
         self._have_averaged.discard(number)
         self._unreachable.forget(number)
         self._donors.lost(number)
-        self._standby_directories.lost(peer)
+        self._serves_no_more(peer)
         self._note(peer)
         if self._placement.leave(peer):
             self._note_all()

@@ -1,5 +1,5 @@
-"""Bookkeeping tables of a directory: dirty queue, id allocator, standby directories, donors,
-unreachable pairs, and the progress of its peers."""
+"""Bookkeeping tables of a directory: dirty queue, id allocator, donors, unreachable pairs, and the
+progress of its peers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from lossycoll.plan.rng import mix
-from lossycoll.runtime.control.schema import Address
 
 from .placement import GridRow, Peer
-from .protocol import MOST_DIRECTORIES, MOST_MEMBERS, MOST_PEERS, MOST_WEIGHT, Offers, Serves
+from .protocol import MOST_MEMBERS, MOST_PEERS, MOST_WEIGHT, Offers
 
 KEPT_SECONDS: Final = 60.0
 """For which a peer that was lost finds its number free when it comes again."""
@@ -79,48 +78,23 @@ class IdAllocator:
     def take(self, wanted: int, name: str, draw: int | None) -> int:
         """A number for a peer that comes. There is one. ``draw``: says which it gets if that is
         another's by now; None: the lowest."""
-        at = bisect.bisect_left(self._free, wanted)
-        if at == len(self._free) or self._free[at] != wanted:
-            at = self._another(name, draw)
-        return self._free.pop(at)
-
-    def _another(self, name: str, draw: int | None) -> int:
-        now = self._clock()
+        at, now = bisect.bisect_left(self._free, wanted), self._clock()
+        if at < len(self._free) and self._free[at] == wanted:
+            return self._free.pop(at)
 
         def is_kept(number: int) -> bool:
             former, until = self._former.get(number, (name, now))
             return now < until and former != name
 
+        found = (at for at, one in enumerate(self._free) if not is_kept(one))
         if draw is None:
-            return next((at for at, one in enumerate(self._free) if not is_kept(one)), 0)
-        found = [at for at, one in enumerate(self._free) if not is_kept(one)]
-        return found[draw % len(found)] if found else draw % len(self._free)
+            return self._free.pop(next(found, 0))
+        several = list(found) or range(len(self._free))
+        return self._free.pop(several[draw % len(several)])
 
     def give_back(self, number: int, name: str) -> None:
         self._former[number] = name, self._clock() + KEPT_SECONDS
         bisect.insort(self._free, number)
-
-
-class StandbyDirectories:
-    """Standby directories, which serve when the directory in use has gone: first those that listen,
-    in the order in which their peers came, then those that peers would open, in the order of the
-    peers' numbers."""
-
-    def __init__(self) -> None:
-        self._all: list[tuple[int, int, Address]] = []
-
-    def serves(self, peer: Peer, said: Serves) -> None:
-        self.lost(peer)
-        order = peer.number if said.spare else peer.came
-        peer.serves = said.spare, order, (said.host, said.port)
-        bisect.insort(self._all, peer.serves)
-
-    def lost(self, peer: Peer) -> None:
-        if peer.serves is not None:
-            del self._all[bisect.bisect_left(self._all, peer.serves)]
-
-    def listed(self) -> tuple[Address, ...]:
-        return tuple(place for _, _, place in self._all[:MOST_DIRECTORIES])
 
 
 class Donors:

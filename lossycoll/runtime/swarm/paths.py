@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lossycoll.errors import ClosedError, EngineError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.binding import EngineGroup
-from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
+from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of, place_text
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.keys.secret import Secret
@@ -81,9 +81,11 @@ class Paths:
 
     def no_route(self, member: Member) -> EngineError:
         """An error for one of those whom :meth:`admit_all` returns."""
+        places = [(member.host, member.port), *member.others]
+        listed = ", ".join(place_text(*one) for one in places)
         return EngineError(
-            f"peer {self.number}: no route to peer {member.number} at {_listed(member)}: UDP "
-            f"packets between the two are lost, both ways or one"
+            f"peer {self.number}: no route to peer {member.number} at {listed}: UDP packets "
+            f"between the two are lost, both ways or one"
         )
 
     def admit_all(
@@ -287,8 +289,3 @@ def outcome(engine: EngineGroup, ticket: int, where: Where) -> Report:
     if code != Code.OK:
         raise error_of(failure if failure.code else Failure(code), where)
     return report
-
-
-def _listed(member: Member) -> str:
-    places = [(member.host, member.port), *member.others]
-    return ", ".join(f"{host}:{port}" for host, port in places)

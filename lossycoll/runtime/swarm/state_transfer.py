@@ -25,7 +25,7 @@ from lossycoll.errors import EngineError, LossyError, MismatchError, OperationTi
 from lossycoll.plan import Delivery, copies, signature
 from lossycoll.runtime.control.schema import Malformed, printable
 from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
-from lossycoll.runtime.engine.failures import Where
+from lossycoll.runtime.engine.failures import Where, place_text
 
 from .paths import Paths, outcome
 from .protocol import Transfer
@@ -490,5 +490,5 @@ class StateTransfers:
         """The pair of a transfer whose other end is known to the engine."""
         other = transfer.members[1 - rank]
         engine = self._paths.transfer(transfer.number, transfer.members)
-        place = f"{other.host}:{other.port}"
+        place = place_text(other.host, other.port)
         return Pair(engine, rank, place, self._per_packet, self._offered.schema)

@@ -31,11 +31,10 @@ from lossycoll.runtime.swarm.protocol import (
     Leave,
     Message,
     Ready,
-    Spare,
+    Serves,
     pack,
 )
-from lossycoll.runtime.swarm.relayed import RelayedConnection
-from lossycoll.runtime.swarm.valkey_relay import INCARNATION_BYTES, key_of
+from lossycoll.runtime.swarm.valkey_relay import INCARNATION_BYTES, RelayedConnection
 from lossycoll.runtime.swarm.valkey_server import Notices, ValkeyServer, ValkeyUrl
 
 BEAT_SECONDS: Final = LEASE / 4
@@ -228,7 +227,7 @@ class Peer:
             if body.startswith(b'["joined"'):
                 place = f"10.{self.number >> 8 & 255}.{self.number & 255}.1"
                 schema = "5c" * 16
-                self.say(Here(place, 4000), Spare(place, 5000), Averages(schema, ""))
+                self.say(Here(place, 4000), Serves(place, 5000, 1), Averages(schema, ""))
             elif body.startswith(b'["agreed",""'):
                 found = self.has_joined = True
             elif body.startswith(b'["group"'):
@@ -268,7 +267,7 @@ class Peers:
         assert claimed is not None
         self._inbox = claimed.notice.inbox
         self._place = address.host, address.port
-        self._key = key_of(self._secret, self._notices)
+        self._key = self._notices.frames_key
 
     def join(self, count: int) -> dict[str, Any]:
         """All come at once. Returns when the last one has joined."""

@@ -19,7 +19,7 @@ from lossycoll.runtime.engine.status_page import UnsafeFolder
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import find_secret
 from lossycoll.runtime.swarm import peer_status
-from lossycoll.runtime.swarm.directory_query import peers_of
+from lossycoll.runtime.swarm.directory_list import peers_of
 from lossycoll.runtime.swarm.swarm import numeric_place
 from lossycoll.runtime.world import flight_recorder, job_status
 from lossycoll.runtime.world.job_status import (

@@ -109,16 +109,16 @@ SEALING = (
     ),
     mutation(
         "a connection with one key for both ways",
-        "lossycoll/runtime/swarm/relayed.py",
+        "lossycoll/runtime/swarm/valkey_relay.py",
         'for direction in (b"there", b"back")',
         'for direction in (b"there", b"there")',
         "tests/runtime/swarm/test_relayed.py::test_a_frame_that_is_turned_round_does_not_open",
     ),
     mutation(
         "a connection whose keys need one end's nonce alone",
-        "lossycoll/runtime/swarm/relayed.py",
-        "both = self.nonce + nonce if self._connects else nonce + self.nonce",
-        "both = self.nonce if self._connects else nonce",
+        "lossycoll/runtime/swarm/valkey_relay.py",
+        "both = self._nonce + nonce if self._connects else nonce + self._nonce",
+        "both = self._nonce if self._connects else nonce",
         "tests/runtime/swarm/test_relayed.py::test_a_connection_that_was_recorded_opens_nowhere",
     ),
     mutation(

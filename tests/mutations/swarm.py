@@ -146,7 +146,7 @@ SWARM = (
     ),
     mutation(
         "a stranger's frame that counts as one of the other end's",
-        "lossycoll/runtime/swarm/relayed.py",
+        "lossycoll/runtime/swarm/valkey_relay.py",
         "self._opened += text is not None",
         "self._opened += 1",
         "tests/runtime/swarm/test_relayed.py"
@@ -168,16 +168,16 @@ SWARM = (
     ),
     mutation(
         "a chunk that nobody looks at",
-        "lossycoll/runtime/swarm/state.py",
-        "if digest_of(self._chunks[number]) != self.manifest.digests[number]:",
+        "lossycoll/runtime/swarm/state_transfer.py",
+        "if digest_of(self.chunks[number]) != self.manifest.digests[number]:",
         "if not self.manifest.digests:",
         "tests/runtime/swarm/test_state_transfer.py::test_a_donor_whose_chunks_are_others_is_left",
     ),
     mutation(
         "what a newcomer has comes again",
-        "lossycoll/runtime/swarm/state.py",
-        "if chunk is not None and len(chunk) == len(self._chunks[number]):",
-        "if chunk is not None and not len(self._chunks[number]):",
+        "lossycoll/runtime/swarm/state_transfer.py",
+        "if chunk is not None and len(chunk) == len(self.chunks[number]):",
+        "if chunk is not None and not len(self.chunks[number]):",
         "tests/runtime/swarm/test_state_transfer.py::test_only_what_has_changed_is_sent",
     ),
     mutation(
@@ -226,7 +226,7 @@ SWARM = (
     ),
     mutation(
         "a state from before the latest round",
-        "lossycoll/runtime/swarm/state.py",
+        "lossycoll/runtime/swarm/state_transfer.py",
         "(one for one in manifests if one.age == latest)",
         "(one for one in manifests if one.age <= latest)",
         "tests/runtime/swarm/test_state.py"
@@ -313,7 +313,7 @@ SWARM = (
     mutation(
         "a redirected peer that keeps its former reflexive address",
         "lossycoll/runtime/swarm/endpoint.py",
-        "endpoint.nat_agent.ask()",
+        "self.now.nat_agent.ask()",
         "pass",
         "tests/runtime/swarm/test_splits.py::test_a_redirected_peer_asks_for_its_reflexive_address",
     ),
@@ -387,7 +387,7 @@ SWARM = (
     ),
     mutation(
         "a swarm that is begun beside a busy peer's",
-        "lossycoll/runtime/swarm/directory_search.py",
+        "lossycoll/runtime/swarm/directory_list.py",
         "return now - self.heard < SILENT_SECONDS if reached else now < self.may_come",
         "return now < self.may_come",
         "tests/runtime/swarm/test_directory_search.py::test_none_is_begun_while_an_earlier_one_lives",

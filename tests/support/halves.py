@@ -44,8 +44,8 @@ def place(server: DirectoryServer) -> tuple[str, int]:
 def divide(members: Sequence[SwarmMember], server: DirectoryServer, *, waits: bool = True) -> None:
     """These lose their directory, and find but this one."""
     for member in members:
-        member.client._directories.learn([place(server)])
-        member.client._directories.prefer(place(server))
+        member.client.directories.learn([place(server)])
+        member.client.directories.prefer(place(server))
         member.client._broken.set()
         member.client._nudge()
     until(lambda: not waits or len(names(server)) >= len(members))

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 from lossycoll.errors import ClosedError, LossyError, OperationTimeout, RendezvousError
 from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.engine.failures import place_text
 
 from . import protocol
-from .directory_list import Begin, DirectoryList, delay, next_pass
-from .directory_search import DirectorySearch
+from .directory_list import Begin, DirectoryList, DirectorySearch, delay, next_pass
 from .directory_transport import CONNECT_SECONDS, Connection, DirectoryTransport
 from .protocol import MOST_PEERS, START, VERSION, Message, pack, unpack
 
@@ -52,37 +52,39 @@ class DirectorySession:
     said: list[Message] = field(default_factory=list)
 
 
-class DirectoryClient:
-    """``connect`` first; the thread is there until ``close``.
+class Listener:
+    """Whom a client's thread tells what a directory has said."""
 
-    ``directories``: (host, port) of each that may be asked, the first that answers is.
-    ``transport``: by which they are reached, the client's from then on. ``on_gone``: called by the
-    thread when a peer has gone, with the incarnation that is over. ``on_transfer``: called by the
-    thread when this peer is to be a donor. ``on_joined``: called by the thread when a directory has
-    taken this peer in, before it says anything else. If its number is another one than before,
-    where its packets come from is to be said anew. ``on_members``: called by the thread with the
-    incarnations of a group or transfer, before others hear of it. ``begin``: its right to begin a
-    swarm; None: it joins one.
-    """
+    def joined(self, number: int) -> None:
+        """A directory has taken this peer in, and has said nothing else yet. If the number is
+        another one than before, where its packets come from is to be said anew."""
+
+    def met(self, incarnations: Sequence[str]) -> None:
+        """These are in a group or transfer of which others will hear."""
+
+    def donate(self, transfer: protocol.Transfer) -> None:
+        """This peer is to be a donor."""
+
+    def gone(self, incarnation: str) -> None:
+        """This incarnation of a peer is over."""
+
+
+class DirectoryClient:
+    """``connect`` first; the thread is there until ``close``. ``directories``: (host, port) of each
+    that may be asked, the first that answers is. ``transport``: by which they are reached, the
+    client's from then on. ``begin``: its right to begin a swarm; None: it joins one."""
 
     def __init__(
         self,
         directories: Sequence[Address],
         name: str,
         transport: DirectoryTransport,
-        on_gone: Callable[[str], None],
-        on_transfer: Callable[[protocol.Transfer], None],
-        on_joined: Callable[[protocol.Joined], None] = lambda joined: None,
-        on_members: Callable[[Sequence[str]], None] = lambda incarnations: None,
         begin: Begin | None = None,
     ) -> None:
-        self._directories = DirectoryList(directories, begin)
+        self.directories = DirectoryList(directories, begin)
         self._transport = transport
         self._trouble = ""  # why no directory was reached the last time; "": one was
-        self._on_gone = on_gone
-        self._on_transfer = on_transfer
-        self._on_joined = on_joined
-        self._on_members = on_members
+        self.listener = Listener()
         self._name = name
         self._start = secrets.token_hex(START // 2)
         """The process's part of each incarnation; a connection adds its own."""
@@ -94,17 +96,14 @@ class DirectoryClient:
         self._epoch = 0
         self._redirected = False  # it was told to turn to the first of them, and isn't there yet
         self._in_round = False
-        self._standing: list[Message] = []
+        self._standing: dict[type[Message], Message] = {}
         """Messages that each directory must get from this peer, in order."""
         self._unreachable: deque[protocol.Unreachable] = deque(maxlen=MOST_UNREACHABLE)
         self._pending: dict[type[Message], Message] = {}
         """Requests that nothing has answered yet: each goes over each connection."""
+        self._answers: dict[type[Message], Any] = {}  # to the latest request of each kind
         self._asks_agreed = False
-        self._agreed: protocol.Agreed | None = None
-        self._names: tuple[str, ...] | None = None
         self._transfers: list[protocol.Transfer] = []
-        self._found: int | None = None
-        self._group: protocol.Group | None = None
         self._partners: dict[int, str] = {}
         """The latest incarnations of those that it has exchanged packets with, by their numbers."""
         self._failure: LossyError | None = None
@@ -122,9 +121,8 @@ class DirectoryClient:
         self._thread.start()
         with self._changed:
             quiet = min(timeout, QUIET_SECONDS)
-            self._changed.wait_for(lambda: self.joined or self._failure, quiet)
-            is_waiting = not (self.joined or self._failure)
-        places = self._directories.places
+            is_waiting = not self._changed.wait_for(lambda: self.joined or self._failure, quiet)
+        places = self.directories.places
         if is_waiting and timeout > quiet:
             log.warning(
                 "peer %r: no directory has a swarm yet at %s%s; it goes on asking for %.0f s",
@@ -138,26 +136,11 @@ class DirectoryClient:
             joined: protocol.Joined = self._awaited(lambda: self.joined, left)
         except OperationTimeout:
             raise RendezvousError(
-                f"peer {self._name!r}: no directory answers at {_listed(self._directories.places)} "
+                f"peer {self._name!r}: no directory answers at {_listed(self.directories.places)} "
                 f"within {timeout:g} s; is it running, reachable, and of the same "
                 f"secret?{self._why()}"
             ) from None
         return joined
-
-    @property
-    def directories(self) -> tuple[Address, ...]:
-        """Directories in the order in which this peer tries them, the connected one first."""
-        return tuple(self._directories.places)
-
-    @property
-    def heard(self) -> tuple[Address, ...]:
-        """Addresses at which directories are or were, as far as this peer has heard."""
-        return self._directories.heard
-
-    def may_open(self, place: Address, opens: Callable[[], None]) -> None:
-        """A directory of this peer itself is at ``place``, or will be when ``opens`` was called, by
-        the thread, when all before it have been tried in vain."""
-        self._directories.may_open(place, opens)
 
     def round_over(self) -> None:
         """End this peer's round: from now on it may follow a redirect to another directory."""
@@ -168,8 +151,8 @@ class DirectoryClient:
     def say(self, message: Message) -> None:
         """Tells the directory, and each that takes its place."""
         with self._changed:
-            others = [one for one in self._standing if type(one) is not type(message)]
-            self._standing = [*others, message]
+            self._standing.pop(type(message), None)
+            self._standing[type(message)] = message
         self._nudge()
 
     def report_unreachable(self, incarnations: Sequence[str]) -> None:
@@ -187,53 +170,51 @@ class DirectoryClient:
         """Says what this peer averages. RendezvousError: others average something else, or on
         another grid. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
         with self._changed:
-            self._agreed, self._asks_agreed = None, True
+            self._answers.pop(protocol.Averages, None)
+            self._asks_agreed = True
         self.say(wanted)
         try:
-            agreed: protocol.Agreed = self._awaited(lambda: self._agreed, timeout)
+            reason = self._awaited(lambda: self._answers.get(protocol.Averages), timeout)
         finally:
             self._asks_agreed = False
-        if agreed.reason:
+        if reason:
             with self._changed:
-                self._standing = [
-                    one for one in self._standing if type(one) is not protocol.Averages
-                ]
-            raise RendezvousError(f"peer {self._name!r}: {agreed.reason}")
+                self._standing.pop(protocol.Averages, None)
+            raise self._refused(reason)
 
     def names(self, timeout: float = 10.0) -> tuple[str, ...]:
         """Return the names of all peers. OperationTimeout: the directory doesn't answer within
         ``timeout`` seconds."""
-        self._names = None
-        found: tuple[str, ...] = self._ask(protocol.Who(), lambda: self._names, timeout)
+        found: tuple[str, ...] = self._ask(protocol.Who(), timeout)
         return found
 
     def transfers(self, donors: int, timeout: float) -> list[protocol.Transfer]:
         """Return the state transfers to this peer, from ``donors`` peers at most; none, if nobody
         has one. OperationTimeout: the directory doesn't answer within ``timeout`` seconds."""
-        self._transfers, self._found = [], None
-        self._ask(protocol.Seek(donors), lambda: self._found, timeout)
+        self._transfers = []
+        self._ask(protocol.Seek(donors), timeout)
         return list(self._transfers)
 
     def next_group(self, weight: float, timeout: float) -> protocol.Group:
         """The group of the next round, in which what this peer has counts ``weight``.
         OperationTimeout: there is none within ``timeout`` seconds. LossyError: the directory
         refuses this peer."""
-        self._group = None
         try:
-            group: protocol.Group = self._ask(protocol.Ready(weight), lambda: self._group, timeout)
+            group: protocol.Group = self._ask(protocol.Ready(weight), timeout)
         except BaseException:  # of Ctrl-C, too
             self._broken.set()  # the directory may still take this peer for one that is ready
             self.round_over()
             raise
         return group
 
-    def _ask(self, request: Message, found: Callable[[], Any], timeout: float) -> Any:
+    def _ask(self, request: Message, timeout: float) -> Any:
         kind = type(request)
         with self._changed:
+            self._answers.pop(kind, None)
             self._pending[kind] = request
         self._nudge()
         try:
-            return self._awaited(found, timeout)
+            return self._awaited(lambda: self._answers.get(kind), timeout)
         finally:
             with self._changed:
                 if self._pending.get(kind) is request:
@@ -248,7 +229,7 @@ class DirectoryClient:
             raise self._failure.again()
         raise OperationTimeout(
             f"peer {self._name!r}: no answer of a directory for {timeout:g} s; tried: "
-            f"{_listed(self._directories.places)}{self._why()}"
+            f"{_listed(self.directories.places)}{self._why()}"
         )
 
     def _why(self) -> str:
@@ -277,15 +258,14 @@ class DirectoryClient:
                 self._transport.wake()
 
     def _run(self) -> None:
-        """Join the swarm, and stay with it until it is left."""
-        search = DirectorySearch(self._transport, self._directories)
-        while self._failure is None and self.joined is None and self._directories.seeks:
+        search = DirectorySearch(self._transport, self.directories)
+        while self._failure is None and self.joined is None and self.directories.seeks:
             found = search.turn()
             self._trouble = search.trouble
             if found is None:
                 self._transport.wait(max(0.0, search.wakes() - time.monotonic()))
             elif not self._run_session(*found):
-                self._directories.tries += 1
+                self.directories.tries += 1
                 self._pause(time.monotonic() + delay(random.random()))
         search.close()
         self.malformed += search.malformed
@@ -299,47 +279,41 @@ class DirectoryClient:
         was_with = self.joined is not None
         while self._failure is None:
             if was_with or self._pass():
-                self._directories.tries = -1
+                self.directories.tries = -1
                 due = time.monotonic()
             was_with = False
-            self._directories.tries += 1
+            self.directories.tries += 1
             due = next_pass(due, time.monotonic())
-            just_redirected = self._redirected and self._directories.tries == 0
+            just_redirected = self._redirected and self.directories.tries == 0
             if self._failure is None and not just_redirected:
                 self._pause(due + delay(random.random()))
 
     def _pass(self) -> bool:
         """One pass over the directory list. Return True if this peer was with one of them."""
-        before = self._directories.places
+        before = self.directories.places
         for at, place in enumerate(before):
-            referred = self._directories.places is not before
-            if self._failure is not None or not self._is_next(place, at, referred):
-                continue
-            if self._run_session(place):
+            referred = self.directories.places is not before
+            if self._failure is not None:
+                break
+            try:
+                is_next = self.directories.is_next(place, at, standby=referred)
+            except LossyError as error:
+                log.warning("peer %r opens no directory: %s", self._name, error)
+                is_next = False
+            if is_next and self._run_session(place):
                 return True
         return False
 
-    def _is_next(self, place: Address, at: int, referred: bool) -> bool:
-        try:
-            return self._directories.is_next(place, at, standby=referred)
-        except LossyError as error:
-            log.warning("peer %r opens no directory: %s", self._name, error)
-            return False
-
     def _pause(self, end: float) -> None:
-        """Until then, whoever wants something meanwhile."""
         while self._failure is None and (left := end - time.monotonic()) > 0:
             self._transport.wait(left)
 
     def _run_session(self, place: Address, begun: Connection | None = None) -> bool:
         """Run a session until its connection ends. Return True if this peer joined the swarm.
         ``begun``: a connection with the directory; None: it makes one."""
-        number, swarm = MOST_PEERS, "0" * 16
-        if self.joined is not None:
-            number, swarm = self.joined.number, self.joined.session
+        had = self.joined
         try:
-            session_of = swarm if self.joined is not None else ""
-            found = begun or self._transport.reach(place, session_of)
+            found = begun or self._transport.reach(place, had.session if had else "")
         except OSError as error:
             self._trouble = str(error)
             return False
@@ -348,9 +322,9 @@ class DirectoryClient:
             session = DirectorySession(
                 reached, place, self._start + secrets.token_hex(8), time.monotonic()
             )
-            wanted = protocol.Join(
-                VERSION, self._name, session.incarnation, number, swarm, self._round, self._epoch
-            )
+            came = (had.number, had.session) if had else (MOST_PEERS, "0" * 16)
+            latest = self._round, self._epoch
+            wanted = protocol.Join(VERSION, self._name, session.incarnation, *came, *latest)
             reached.write(pack(wanted))
             self._broken.clear()
             while not (reached.broken or self._broken.is_set() or self._failure or session.ended):
@@ -366,9 +340,9 @@ class DirectoryClient:
     def _turn(self, session: DirectorySession) -> None:
         # Of thousands that come at once the last hear nothing for long: who came again as soon
         # would have to wait behind all others once more.
-        patience = CONNECT_SECONDS * 2 ** min(self._directories.tries, MOST_DOUBLED)
+        patience = CONNECT_SECONDS * 2 ** min(self.directories.tries, MOST_DOUBLED)
         lease = self.joined.lease if self.joined and session.answered else patience
-        if not session.connection.reached and len(self._directories.places) > 1:
+        if not session.connection.reached and len(self.directories.places) > 1:
             lease = min(lease, NEXT_SECONDS)
         self._transport.wait(lease / 4)
         now = time.monotonic()
@@ -380,7 +354,7 @@ class DirectoryClient:
         if session.redirect is not None and not self._in_round and not session.ended:
             session.ended = self._redirected = True
             here = [(session.redirect.host, session.redirect.port), session.place]
-            self._directories.prefer(*here)
+            self.directories.prefer(*here)
         elif session.answered and not self._broken.is_set():  # else it is for the next connection
             self._say(session)
             if now - session.beat > lease / 4:
@@ -390,7 +364,7 @@ class DirectoryClient:
     def _say(self, session: DirectorySession) -> None:
         """Send messages of callers that weren't sent over this connection yet."""
         with self._changed:
-            wanted = [*self._standing, *self._unreachable, *self._pending.values()]
+            wanted = [*self._standing.values(), *self._unreachable, *self._pending.values()]
             self._unreachable.clear()
         for message in wanted:
             if not any(message is one for one in session.said):
@@ -406,7 +380,7 @@ class DirectoryClient:
             return
         if isinstance(message, protocol.Group | protocol.Transfer):
             self._partners.update((one.number, one.incarnation) for one in message.members)
-            self._on_members([one.incarnation for one in message.members])
+            self.listener.met([one.incarnation for one in message.members])
         with self._changed:
             if isinstance(message, protocol.Joined):
                 session.answered = True
@@ -415,7 +389,7 @@ class DirectoryClient:
                 log.warning("peer %r stays where it was: %s", self._name, message.reason)
                 session.ended = True
             elif isinstance(message, protocol.Refused):
-                self._failure = self._failure or self._refused(message.reason)
+                self._fail(self._refused(message.reason))
             elif isinstance(message, protocol.Redirect):
                 session.redirect = message
             elif isinstance(message, protocol.Group):
@@ -423,8 +397,8 @@ class DirectoryClient:
                 if not self._broken.is_set() and session.incarnation in {
                     one.incarnation for one in message.members
                 }:
-                    self._group, self._in_round = message, True
-                    self._pending.pop(protocol.Ready, None)
+                    self._in_round = True
+                    self._answer(protocol.Ready, message)
                     # At once: another directory may be told before whoever waits has woken.
                     self._round = message.round + 1
             elif isinstance(message, protocol.Heartbeat):
@@ -432,69 +406,68 @@ class DirectoryClient:
             elif isinstance(message, protocol.Probe):
                 session.beat = 0.0  # so that one is due
             elif isinstance(message, protocol.Agreed):
-                self._agreed = message
+                self._answers[protocol.Averages] = message.reason
                 if message.reason and not self._asks_agreed:  # said again, to another directory
-                    self._failure = self._failure or self._refused(message.reason)
+                    self._fail(self._refused(message.reason))
             elif isinstance(message, protocol.Peers):
                 session.names += message.names
                 if not message.more:
-                    self._names, session.names = session.names, ()
-                    self._pending.pop(protocol.Who, None)
+                    self._answer(protocol.Who, session.names)
+                    session.names = ()
             elif isinstance(message, protocol.Directories):
                 self._learn(session, message.addresses)
-            elif (
-                isinstance(message, protocol.Transfer)
-                and message.members[-1].incarnation == session.incarnation
-            ):
-                self._transfers.append(message)
+            elif isinstance(message, protocol.Transfer):
+                if message.members[-1].incarnation == session.incarnation:
+                    self._transfers.append(message)
             elif isinstance(message, protocol.Found) and protocol.Seek in self._pending:
-                self._found = message.transfers
+                self._answer(protocol.Seek, message.transfers)
             elif isinstance(message, protocol.Leave):  # the directory ends, in good order
                 session.ended = True
             if isinstance(message, protocol.Due | protocol.Group):
                 self.due = isinstance(message, protocol.Due)
             self._changed.notify_all()
-        if (
-            isinstance(message, protocol.Transfer)
-            and message.members[0].incarnation == session.incarnation
-        ):
-            self._on_transfer(message)
-        if isinstance(message, protocol.Gone):
-            self._on_gone(message.incarnation)
-        if isinstance(message, protocol.Joined):
+        if isinstance(message, protocol.Transfer):
+            if message.members[0].incarnation == session.incarnation:
+                self.listener.donate(message)
+        elif isinstance(message, protocol.Gone):
+            self.listener.gone(message.incarnation)
+        elif isinstance(message, protocol.Joined):
             try:
-                self._on_joined(message)
+                self.listener.joined(message.number)
             except LossyError as error:
-                with self._changed:
-                    self._failure = self._failure or error
-                    self._changed.notify_all()
-        if isinstance(message, protocol.Present):
-            self._compare(frozenset(message.starts))
+                self._fail(error)
+        elif isinstance(message, protocol.Present):
+            starts = frozenset(message.starts)
+            for number, incarnation in list(self._partners.items()):
+                if incarnation[:START] not in starts:
+                    self.listener.gone(self._partners.pop(number))
 
-    def _compare(self, starts: frozenset[str]) -> None:
-        for number in [
-            n for n, incarnation in self._partners.items() if incarnation[:START] not in starts
-        ]:
-            self._on_gone(self._partners.pop(number))
+    def _answer(self, to: type[Message], answer: Any) -> None:
+        self._answers[to] = answer
+        self._pending.pop(to, None)
 
     def _take_number(self, session: DirectorySession, message: protocol.Joined) -> None:
-        """A directory takes this peer in, perhaps by another number than the one before did."""
         had, self.joined, self._redirected = self.joined, message, False
         self._epoch = max(self._epoch, message.epoch)
-        self._directories.prefer(session.place)
+        self.directories.prefer(session.place)
         if had is not None and had.number != message.number:
-            self._standing = [one for one in self._standing if type(one) is not protocol.Here]
+            self._standing.pop(protocol.Here, None)
 
     def _learn(self, session: DirectorySession, places: Sequence[Address]) -> None:
         """Take a directory list: the serving one first, then all in the order that other peers
         have. A standby directory names others to ask."""
         first = [session.place] if session.answered else []
-        self._directories.learn([*first, *places], serves=session.answered)
+        self.directories.learn([*first, *places], serves=session.answered)
         session.ended |= not session.answered
+
+    def _fail(self, error: LossyError) -> None:
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
 
     def _refused(self, reason: str) -> RendezvousError:
         return RendezvousError(f"peer {self._name!r}: {reason}")
 
 
 def _listed(places: Sequence[Address]) -> str:
-    return ", ".join(f"{host}:{port}" for host, port in places)
+    return ", ".join(place_text(*one) for one in places)

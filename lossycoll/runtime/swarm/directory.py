@@ -12,6 +12,7 @@ Long because who is there, what they average and which rounds begin decide on on
 
 from __future__ import annotations
 
+import bisect
 import secrets
 from collections.abc import Callable, Sequence
 from itertools import islice
@@ -20,22 +21,22 @@ from typing import Final
 import numpy as np
 
 from lossycoll.plan.grid import Cells, Grid
-from lossycoll.plan.rng import key_of, mix
+from lossycoll.plan.rng import key_of
+from lossycoll.runtime.control.schema import Address
 
 from .directory_tables import (
     DirtyQueue,
     Donors,
     IdAllocator,
     Progress,
-    StandbyDirectories,
     UnreachablePairs,
     split,
 )
-from .peer import KNOWN, Peer, Rounds
-from .placement import GridRow, Placement
+from .placement import KNOWN, GridRow, Peer, Placement, Rounds
 from .protocol import (
     ELSEWHERE,
     LATE_AGAIN,
+    MOST_DIRECTORIES,
     MOST_EPOCH,
     MOST_PEERS,
     OLDER,
@@ -50,6 +51,7 @@ from .protocol import (
     Joined,
     Offers,
     Refused,
+    Serves,
     Transfer,
     difference,
 )
@@ -112,17 +114,16 @@ class Directory:
         self._too_late: dict[int, Peer] = {}
         """Peers ready for a round by samples that began without them."""
         self._have_averaged: set[int] = set()  # numbers of those that have been in a group
-        self._standby_directories = StandbyDirectories()
+        self._serve: list[tuple[int, int, Address]] = []
+        """Standby directories: first those that listen, in the order in which their peers came,
+        then those that peers would open, in the order of the peers' numbers."""
         self._ids = IdAllocator(clock)
         self._seen_until = clock() + LEASE  # nobody's lease runs out before
         self._unreachable = UnreachablePairs(clock)
         self._donors = Donors(self._unreachable)
-        self.unfounded = 0
-        """Times that a peer was said to be out of reach by one that has nothing to do with it."""
 
     @property
     def grid(self) -> Grid:
-        """In whose cells the peers sit."""
         return self._placement.grid
 
     # ---- who is there ----
@@ -130,9 +131,9 @@ class Directory:
     def is_again(self, wanted: Join) -> bool:
         """True if a connected peer has reconnected: the same process, by the same number."""
         here = self.peers.get(wanted.number)
-        same = here is not None and here.name == wanted.name
-        same = same and here is not None and here.incarnation[:START] == wanted.incarnation[:START]
-        return same and wanted.session == self.session
+        if here is None or (here.name, self.session) != (wanted.name, wanted.session):
+            return False
+        return here.incarnation[:START] == wanted.incarnation[:START]
 
     def holder(self, name: str) -> Peer | None:
         return self.peers.get(self._named.get(name, MOST_PEERS))
@@ -163,7 +164,8 @@ class Directory:
         known = min(wanted.round, MOST_ROUND) if new else 0
         if known > self._rounds.least:
             for other in self.peers.values():
-                other.round = max(other.round, known) if not other.group else other.round
+                if not other.group:
+                    self._rounds.move(other, max(other.round, known))
             self._note_all()
         if came_before and self._clock() < self._joins_until:
             self._reach(wanted.round)
@@ -172,14 +174,13 @@ class Directory:
             number=number,
             name=wanted.name,
             incarnation=wanted.incarnation,
-            rounds=self._rounds,
             seen=self._clock(),
             came=self._came,
             came_back=came_before,
             began=self._clock(),
             skipped=came_before or bool(self._have_averaged),
         )
-        peer.round = max(latest, known)
+        self._rounds.move(peer, max(latest, known))
         self._came += 1
         self.peers[number] = peer
         self._named[peer.name] = number
@@ -212,15 +213,18 @@ class Directory:
         self.peers[number].place = place
         self._note(self.peers[number])
 
-    def serves(self, number: int, place: tuple[str, int]) -> None:
-        self._standby_directories.serves(self.peers[number], place)
+    def serves(self, number: int, said: Serves) -> None:
+        peer = self.peers[number]
+        self._serves_no_more(peer)
+        peer.serves = said.spare, number if said.spare else peer.came, (said.host, said.port)
+        bisect.insort(self._serve, peer.serves)
 
-    def spare(self, number: int, place: tuple[str, int]) -> None:
-        """A peer opens a directory there if all others have gone."""
-        self._standby_directories.spare(self.peers[number], place)
+    def _serves_no_more(self, peer: Peer) -> None:
+        if peer.serves is not None:
+            del self._serve[bisect.bisect_left(self._serve, peer.serves)]
 
-    def directories(self) -> tuple[tuple[str, int], ...]:
-        return self._standby_directories.listed()
+    def directories(self) -> tuple[Address, ...]:
+        return tuple(place for _, _, place in self._serve[:MOST_DIRECTORIES])
 
     def averages(self, number: int, wanted: Averages) -> Agreed | None:
         """A peer says what it averages: all average the same. None: it is answered later."""
@@ -233,10 +237,11 @@ class Directory:
                 f"you average something else than {other.name!r}: {differ}; the same model, "
                 f"shapes, settings and options on all peers"[:4096]
             )
-        if other is not None and other.wire != wanted.wire:
+        if other is not None and other.said and other.said.wire != wanted.wire:
             return Agreed(
-                f"your packets carry {wanted.wire!r}, and those of {other.name!r} {other.wire!r}: "
-                f"the same wire= and options LOSSYCOLL_WIRE... and LOSSYCOLL_LINK on all peers"
+                f"your packets carry {wanted.wire!r}, and those of {other.name!r} "
+                f"{other.said.wire!r}: the same wire= and options LOSSYCOLL_WIRE... and "
+                f"LOSSYCOLL_LINK on all peers"
             )
         if wanted.grid and other is None:
             if reason := self._placement.set_grid(wanted.grid, len(self.peers)):
@@ -246,7 +251,7 @@ class Directory:
         if schema and not peer.schema:
             # By samples nobody has waited for it, so none of their rounds has skipped it.
             if peer.skipped or wanted.target:  # it hasn't been in the rounds that others have had
-                peer.round = self.round
+                self._rounds.move(peer, self.round)
                 peer.came_late = bool(self._have_averaged)
             if not self._able:
                 self._progress.target = wanted.target
@@ -254,7 +259,6 @@ class Directory:
         if schema != peer.schema:
             peer.began = self._clock()
         peer.said, peer.schema = wanted, schema
-        peer.wire, peer.rate = wanted.wire, wanted.rate
         self._averaging[number] = peer
         self._waiting[number] = wanted
         if schema:
@@ -282,7 +286,6 @@ class Directory:
         return tuple(peer.name for _, peer in sorted(self.peers.items()))
 
     def beat(self, number: int) -> None:
-        """Note a heartbeat, or whatever else has come from a peer."""
         self.peers[number].seen = self._clock()
 
     def lost(self, number: int) -> list[tuple[int, str]]:
@@ -293,19 +296,18 @@ class Directory:
             return []
         self._ids.give_back(number, peer.name)
         del self._named[peer.name]
-        self._averaging.pop(number, None)
-        self._able.pop(number, None)
+        for table in (self._averaging, self._able, self._too_late):
+            table.pop(number, None)
         self._waiting.pop(number, None)
-        self._too_late.pop(number, None)
         self._progress.lost(peer, self._averaging.values())
         self._have_averaged.discard(number)
         self._unreachable.forget(number)
         self._donors.lost(number)
-        self._standby_directories.lost(peer)
+        self._serves_no_more(peer)
         self._note(peer)
         if self._placement.leave(peer):
             self._note_all()
-        peer.go()
+        self._rounds.leave(peer)
         others = sorted({*peer.group, *peer.partners} & self.peers.keys())
         for other in others:
             self.peers[other].partners.discard(number)
@@ -328,7 +330,6 @@ class Directory:
         found = [one for one in others if self.peers[one].incarnation in incarnations]
         for other in found:
             self._unreachable.note(number, other)
-        self.unfounded += len(set(incarnations)) - len(found)
         return len(found)
 
     def overdue(self) -> list[int]:
@@ -368,11 +369,10 @@ class Directory:
         missing = min(number, MOST_ROUND) - self.round
         if self.peers and missing > 0:
             for peer in self.peers.values():
-                peer.round += -(-missing // axes) * axes
+                self._rounds.move(peer, peer.round - (-missing // axes) * axes)
             self._note_all()
 
     def tell_all(self) -> None:
-        """All that are here are to turn to another directory."""
         self._placement.clear()
         self._dirty.clear()
         for peer in self.peers.values():
@@ -399,7 +399,6 @@ class Directory:
             self._note(peer)
 
     def due(self) -> list[int]:
-        """Return the peers to tell that a round is due, by the samples of all."""
         if self._is_settling() or not self._progress.falls_due():
             return []
         for peer in self._able.values():
@@ -413,10 +412,8 @@ class Directory:
         if self._is_settling():
             return out
         for peer in self._progress.told():
-            samples, newer = self._progress.samples, peer.behind
-            one = Group(peer.round, self._number_of_group(), (peer.member,), (), samples, newer)
+            out.append(self._group(peer.round, [peer], newer=peer.behind))
             peer.weight = None
-            out.append(one)
         late, self._too_late = list(self._too_late.values()), {}
         placed = (peer for peer in late if peer.is_ready and peer.cell >= 0)
         out += [self._alone(peer) for peer in placed if not peer.due]
@@ -516,17 +513,16 @@ class Directory:
         for group in groups:
             group.sort(key=lambda one: self.peers[one].cell)
         self._progress.begin(here)
-        samples, out = self._progress.samples, []
+        out = []
         for group in groups:
-            members = tuple(self.peers[n].member for n in group)
-            absent = tuple(
+            absent = [
                 (one.name, _why_absent(one, number, numbers))
                 for one in row
                 if one.number not in group
-            )
-            out.append(Group(number, self._number_of_group(), members, absent, samples))
+            ]
+            out.append(self._group(number, [self.peers[one] for one in group], absent))
         for peer in due:
-            peer.round = number + 1
+            self._rounds.move(peer, number + 1)
             peer.skipped, peer.due = True, False
         for group in groups:
             for peer in (self.peers[n] for n in group):
@@ -539,15 +535,9 @@ class Directory:
     def _alone(self, peer: Peer) -> Group:
         """For one whose round has begun without it: it goes on by itself, and waits for nobody."""
         row = self._placement.on(self._placement.row_of(peer.cell, self.grid.axis(peer.round)))
-        absent = tuple((one.name, ELSEWHERE) for one in row if one is not peer)
+        absent = [(one.name, ELSEWHERE) for one in row if one is not peer]
         self._progress.begin([peer])
-        group = Group(
-            max(0, peer.round - 1),
-            self._number_of_group(),
-            (peer.member,),
-            absent,
-            self._progress.samples,
-        )
+        group = self._group(max(0, peer.round - 1), [peer], absent)
         peer.weight, peer.began = None, self._clock()
         return group
 
@@ -560,6 +550,16 @@ class Directory:
         for peer in row:
             self._note(peer)
 
+    def _group(
+        self,
+        number: int,
+        peers: Sequence[Peer],
+        absent: Sequence[tuple[str, int]] = (),
+        newer: int = 0,
+    ) -> Group:
+        members, samples = tuple(one.member for one in peers), self._progress.samples
+        return Group(number, self._number_of_group(), members, tuple(absent), samples, newer)
+
     def _number_of_group(self) -> int:
         self._formed += 1
         return int(key_of(self._seed, self._formed) >> 33) + 1
@@ -567,7 +567,6 @@ class Directory:
     # ---- states ----
 
     def offers(self, number: int, said: Offers) -> None:
-        """Note that a peer offers a state for newcomers, or none, and its progress."""
         peer = self.peers[number]
         was_behind = peer.behind
         self._donors.offers(peer, bool(said.has))
@@ -576,7 +575,7 @@ class Directory:
             # While it took the newer state, rounds went on without it. In an earlier one than the
             # others' it would meet nobody, and would have to take the state once more.
             others = [p.round for p in self._averaging.values() if p is not peer and not p.behind]
-            peer.round = max(peer.round, min(others, default=peer.round))
+            self._rounds.move(peer, max(peer.round, min(others, default=peer.round)))
         self._note(peer)
 
     def seeks(self, number: int, donors: int) -> None:
@@ -585,21 +584,16 @@ class Directory:
     def transfers(self) -> list[tuple[int, list[Transfer]]]:
         """Return the transfers to tell each joiner that seeks a state. As long as peers of another
         directory may come, none."""
-        if self._is_settling():
-            return []
-        return [
-            (joiner.number, self._transfers(joiner, most)) for joiner, most in self._donors.asked()
-        ]
-
-    def _transfers(self, joiner: Peer, most: int) -> list[Transfer]:
-        self._formed += 1
-        drawn = key_of(self._seed, self._formed)
-        chosen = self._donors.choose(joiner, most, lambda number: mix(drawn ^ number))
-        return [Transfer(self._number_of_group(), (one.member, joiner.member)) for one in chosen]
+        out: list[tuple[int, list[Transfer]]] = []
+        for joiner, most in () if self._is_settling() else self._donors.asked():
+            drawn = self._number_of_group()
+            chosen = self._donors.choose(joiner, most, drawn)
+            ends = [(one.member, joiner.member) for one in chosen]
+            out.append((joiner.number, [Transfer(self._number_of_group(), two) for two in ends]))
+        return out
 
 
 def _why_absent(peer: Peer, number: int, there: Sequence[int]) -> int:
-    """Why a peer of a row isn't in a group of the round ``number`` of those that are ``there``."""
     if peer.behind:
         return OLDER
     if peer.number in there:

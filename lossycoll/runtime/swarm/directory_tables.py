@@ -1,19 +1,17 @@
-"""Bookkeeping tables of a directory: dirty queue, id allocator, standby directories, donors,
-unreachable pairs, and the progress of its peers."""
+"""Bookkeeping tables of a directory: dirty queue, id allocator, donors, unreachable pairs, and the
+progress of its peers."""
 
 from __future__ import annotations
 
 import bisect
 import heapq
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
-from lossycoll.runtime.control.schema import Address
+from lossycoll.plan.rng import mix
 
-from .peer import Peer
-from .placement import GridRow
-from .protocol import MOST_DIRECTORIES, MOST_MEMBERS, MOST_PEERS, MOST_WEIGHT, Offers
+from .placement import GridRow, Peer
+from .protocol import MOST_MEMBERS, MOST_PEERS, MOST_WEIGHT, Offers
 
 KEPT_SECONDS: Final = 60.0
 """For which a peer that was lost finds its number free when it comes again."""
@@ -55,12 +53,10 @@ class DirtyQueue:
         return found
 
     def clear(self) -> None:
-        """Forget all rows: the grid has changed."""
         self._now, self._times, self._queue = set(), {}, []
 
     @property
     def is_due(self) -> bool:
-        """True if something has changed since the rows were looked at."""
         return bool(self._now)
 
     def wakes(self) -> float | None:
@@ -82,62 +78,23 @@ class IdAllocator:
     def take(self, wanted: int, name: str, draw: int | None) -> int:
         """A number for a peer that comes. There is one. ``draw``: says which it gets if that is
         another's by now; None: the lowest."""
-        at = bisect.bisect_left(self._free, wanted)
-        if at == len(self._free) or self._free[at] != wanted:
-            at = self._another(name, draw)
-        return self._free.pop(at)
-
-    def _another(self, name: str, draw: int | None) -> int:
-        now = self._clock()
+        at, now = bisect.bisect_left(self._free, wanted), self._clock()
+        if at < len(self._free) and self._free[at] == wanted:
+            return self._free.pop(at)
 
         def is_kept(number: int) -> bool:
             former, until = self._former.get(number, (name, now))
             return now < until and former != name
 
+        found = (at for at, one in enumerate(self._free) if not is_kept(one))
         if draw is None:
-            return next((at for at, one in enumerate(self._free) if not is_kept(one)), 0)
-        found = [at for at, one in enumerate(self._free) if not is_kept(one)]
-        return found[draw % len(found)] if found else draw % len(self._free)
+            return self._free.pop(next(found, 0))
+        several = list(found) or range(len(self._free))
+        return self._free.pop(several[draw % len(several)])
 
     def give_back(self, number: int, name: str) -> None:
         self._former[number] = name, self._clock() + KEPT_SECONDS
         bisect.insort(self._free, number)
-
-
-class StandbyDirectories:
-    """Standby directories: peers that may serve when the directory in use has gone."""
-
-    def __init__(self) -> None:
-        self._serve: list[tuple[int, int, Peer]] = []
-        """Peers that listen, in the order of their arrival."""
-        self._spare: list[tuple[int, int, Peer]] = []
-        """Peers that would open one, in order of their numbers."""
-
-    def serves(self, peer: Peer, place: Address) -> None:
-        if peer.serves is None:
-            bisect.insort(self._serve, (peer.came, peer.number, peer))
-            self._drop(self._spare, peer.number, peer)
-        peer.serves = place
-
-    def spare(self, peer: Peer, place: Address) -> None:
-        """A peer opens one there if all others have gone."""
-        if peer.spare is None and peer.serves is None:
-            bisect.insort(self._spare, (peer.number, peer.number, peer))
-        peer.spare = place
-
-    def lost(self, peer: Peer) -> None:
-        self._drop(self._serve, peer.came, peer)
-        self._drop(self._spare, peer.number, peer)
-
-    def _drop(self, among: list[tuple[int, int, Peer]], key: int, peer: Peer) -> None:
-        at = bisect.bisect_left(among, (key, peer.number))
-        if at < len(among) and among[at][2] is peer:
-            del among[at]
-
-    def listed(self) -> tuple[Address, ...]:
-        serve = [one.serves for _, _, one in self._serve[:MOST_DIRECTORIES]]
-        spare = [one.spare for _, _, one in self._spare[: MOST_DIRECTORIES - len(serve)]]
-        return tuple(place for place in (*serve, *spare) if place is not None)
 
 
 class Donors:
@@ -150,7 +107,6 @@ class Donors:
         self._seek: dict[int, tuple[Peer, int]] = {}
 
     def offers(self, peer: Peer, has: bool) -> None:
-        """Note that a peer offers a state for newcomers, or no longer does."""
         if has:
             self._offer[peer.number] = peer
         else:
@@ -171,9 +127,9 @@ class Donors:
             del self._seek[peer.number]
         return [(peer, most) for peer, most in found if most]
 
-    def choose(self, joiner: Peer, most: int, draw: Callable[[int], int]) -> list[Peer]:
+    def choose(self, joiner: Peer, most: int, drawn: int) -> list[Peer]:
         """Choose the donors with the newest states, others each time, and note both ends as
-        partners. ``draw``: of a number: who goes first of those that are equally far."""
+        partners. ``drawn``: a number that says who goes first of those that are equally far."""
         if joiner.place is None or not joiner.schema:
             return []
         found = [
@@ -184,7 +140,7 @@ class Donors:
         if self._unreachable.concerns([joiner.number]):
             found = [one for one in found if not self._unreachable(one.number, joiner.number)]
         chosen = heapq.nsmallest(
-            most, found, key=lambda one: (-one.samples, -one.round, draw(one.number))
+            most, found, key=lambda one: (-one.samples, -one.round, mix(drawn ^ one.number))
         )
         for one in chosen:
             one.partners.add(joiner.number)
@@ -221,44 +177,38 @@ def split(
     return sorted(sorted(group) for group in groups)
 
 
-@dataclass
 class UnreachablePairs:
     """Unreachable pairs, as long as they are remembered. Bounded by the peers that live."""
 
-    clock: Callable[[], float]
-    _pairs: dict[tuple[int, int], tuple[float, float]] = field(default_factory=dict)
-    """End of each pair's unreachable time, and its length."""
-    _others: dict[int, set[int]] = field(default_factory=dict)  # with whom each is in a pair
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._others: dict[int, dict[int, tuple[float, float]]] = {}
+        """With whom each is in a pair: the end of the pair's unreachable time, and its length."""
 
     def note(self, one: int, other: int) -> None:
         """Note a pair that has found no route. Both ends may say so: that is once."""
-        now, pair = self.clock(), _pair(one, other)
-        until, seconds = self._pairs.get(pair, (now, 0.0))
+        now = self._clock()
+        until, seconds = self._others.get(one, {}).get(other, (now, 0.0))
         if now >= until:
             was_long_ago = now - until > MOST_UNREACHABLE
             seconds = FIRST_UNREACHABLE if was_long_ago else max(FIRST_UNREACHABLE, 2 * seconds)
-            self._pairs[pair] = now + min(MOST_UNREACHABLE, seconds), min(MOST_UNREACHABLE, seconds)
-            self._others.setdefault(one, set()).add(other)
-            self._others.setdefault(other, set()).add(one)
+            seconds = min(MOST_UNREACHABLE, seconds)
+            self._others.setdefault(one, {})[other] = now + seconds, seconds
+            self._others.setdefault(other, {})[one] = now + seconds, seconds
 
     def concerns(self, members: Sequence[int]) -> bool:
         """True if any of them may be in an unreachable pair. Most groups have none."""
         return any(one in self._others for one in members)
 
     def forget(self, number: int) -> None:
-        for other in self._others.pop(number, set()):
-            del self._pairs[_pair(number, other)]
-            self._others[other].discard(number)
+        for other in self._others.pop(number, {}):
+            del self._others[other][number]
             if not self._others[other]:
                 del self._others[other]
 
     def __call__(self, one: int, other: int) -> bool:
-        until, _ = self._pairs.get(_pair(one, other), (0.0, 0.0))
-        return self.clock() < until
-
-
-def _pair(one: int, other: int) -> tuple[int, int]:
-    return (one, other) if one < other else (other, one)
+        until, _ = self._others.get(one, {}).get(other, (0.0, 0.0))
+        return self._clock() < until
 
 
 class Progress:

@@ -96,11 +96,8 @@ class IceAgent:
     def route(self, member: Member, own: str) -> Route | None:
         """The route to a peer; None: there is none, or it isn't trusted any more."""
         route = self._routes.get(member.number)
-        if (
-            route is None
-            or (route.incarnation, route.own) != (member.incarnation, own)
-            or route.doubted
-        ):
+        fits = route and (route.incarnation, route.own) == (member.incarnation, own)
+        if route is None or not fits or route.doubted:
             return None
         return route if self.clock() - route.heard <= QUIET * self.interval else None
 
@@ -143,37 +140,28 @@ class IceAgent:
         if message.receiver != self.number or message.sender == self.number:
             self.counts["foreign"] += 1
             return []
-        match message.kind:
-            case Kind.CHECK:
-                return self._check_received(message, source)
-            case Kind.ANSWER:
-                return self._answer_received(message, source)
-            case Kind.NOMINATE:
-                return self._nominate_received(message, source)
-            case Kind.NOMINATED:
-                self._nominated_received(message, source)
-            case Kind.KEEPALIVE:
-                self._keepalive_received(message, source)
-        return []
+        handlers = {
+            Kind.CHECK: self._check_received,
+            Kind.ANSWER: self._answer_received,
+            Kind.NOMINATE: self._nominate_received,
+            Kind.NOMINATED: self._nominated_received,
+            Kind.KEEPALIVE: self._keepalive_received,
+        }
+        return handlers[message.kind](message, source)
 
     def _check_received(self, message: ConnectivityMessage, source: Address) -> Sends:
         """Answer a check in any case: to open a route to here is up to its sender."""
         number, one = message.sender, self._attempts.get(message.sender)
-        fits = one is not None and short(one.incarnation) == message.incarnation
         answer = ConnectivityMessage(
             Kind.ANSWER, self.number, number, echo=message.nonce, reflexive=source
         )
-        if one is None or not fits:
+        if one is None or short(one.incarnation) != message.incarnation:
             self.counts["foreign"] += number not in self._routes
             return [(source, answer), *self._challenge(message, source)]
         answer = replace(answer, incarnation=short(one.own), nonce=one.nonce)
+        is_known = source in one.candidates
         out = [(source, answer), *self._learn_candidate(number, one, source)]
-        if (
-            len(out) == 1
-            and self.number < number
-            and source in one.candidates
-            and not one.nominated
-        ):
+        if is_known and self.number < number and not one.nominated:
             out.append((source, self._request(number, one)))  # it has begun: no need to wait
         return out
 
@@ -188,11 +176,9 @@ class IceAgent:
         """Challenge a peer that sends checks though there is a route to it. It may want a new
         route, or somebody repeats an old message: its answer tells."""
         route, now = self._routes.get(message.sender), self.clock()
-        if (
-            route is None
-            or short(route.incarnation) != message.incarnation
-            or message.nonce in _halves(route.salt)
-        ):
+        if route is None or short(route.incarnation) != message.incarnation:
+            return []
+        if message.nonce in _halves(route.salt):
             return []
         _, asked = self._challenges.get(message.sender, (NOTHING, -CHALLENGE_SECONDS))
         if now - asked < CHALLENGE_SECONDS:
@@ -210,8 +196,7 @@ class IceAgent:
             route.doubted |= message.nonce != NOTHING and message.nonce not in _halves(route.salt)
             return []
         if one is None or message.echo != one.nonce:
-            self.counts["stale"] += 1
-            return []
+            return self._stale()
         if message.nonce == NOTHING or message.incarnation != short(one.incarnation):
             return []  # it looks for no route to this peer, or not yet
         if source not in one.candidates:
@@ -223,41 +208,36 @@ class IceAgent:
 
     def _nominate_received(self, message: ConnectivityMessage, source: Address) -> Sends:
         number, one = message.sender, self._attempts.get(message.sender)
+        salt = message.nonce + message.echo
+        fits = one and (message.echo, message.incarnation) == (one.nonce, short(one.incarnation))
+        if one is not None and fits and number < self.number:
+            self._connect(number, one, source, salt)
+        # Of one that is repeated, what was said before was lost.
+        route = self._routes.get(number)
+        if route is None or (route.salt, route.place) != (salt, source):
+            return self._stale()
         said = ConnectivityMessage(
             Kind.NOMINATED, self.number, number, nonce=message.echo, echo=message.nonce
         )
-        if (
-            one is not None
-            and number < self.number
-            and message.echo == one.nonce
-            and message.incarnation == short(one.incarnation)
-        ):
-            self._connect(number, one, source, message.nonce + one.nonce)
-            return [(source, said)]
-        route = self._routes.get(number)
-        salt = message.nonce + message.echo
-        if route is not None and route.salt == salt and route.place == source:
-            return [(source, said)]  # what was said before was lost
-        self.counts["stale"] += 1
-        return []
+        return [(source, said)]
 
-    def _nominated_received(self, message: ConnectivityMessage, source: Address) -> None:
+    def _nominated_received(self, message: ConnectivityMessage, source: Address) -> Sends:
         number, one = message.sender, self._attempts.get(message.sender)
         if one is None or message.echo != one.nonce or one.nominated != (source, message.nonce):
-            self.counts["stale"] += 1
-            return
+            return self._stale()
         self._connect(number, one, source, one.nonce + message.nonce)
+        return []
 
-    def _keepalive_received(self, message: ConnectivityMessage, source: Address) -> None:
-        route = self._routes.get(message.sender)
-        if (
-            route is None
-            or route.place != source
-            or short(route.incarnation) != message.incarnation
-        ):
-            self.counts["stale"] += 1
-            return
+    def _keepalive_received(self, message: ConnectivityMessage, source: Address) -> Sends:
+        route, said = self._routes.get(message.sender), message.incarnation
+        if route is None or (route.place, short(route.incarnation)) != (source, said):
+            return self._stale()
         route.heard = self.clock()
+        return []
+
+    def _stale(self) -> Sends:
+        self.counts["stale"] += 1
+        return []
 
     def _connect(self, number: int, one: _Attempt, place: Address, salt: bytes) -> None:
         self._routes[number] = Route(one.incarnation, one.own, place, salt, self.clock())

@@ -63,6 +63,7 @@ class MeanEncoding:
         self.encoding = encoding
         self.per_packet = elements_of(encoding, "f32", payload_bytes)
         self.first, self.second = phases(encoding)
+        self.numbers = number_of(self.first), number_of(self.second)
         self.remembers = encoding != "same" and STOCHASTIC not in encoding
         self.part = 0  # which part of a peer's values a round has: each has a memory of its own
         self.memory: dict[int, Floats] = {}
@@ -76,10 +77,6 @@ class MeanEncoding:
     @owed.setter
     def owed(self, owed: Floats) -> None:
         self.memory[self.part] = owed
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        return tuple(number_of(one) for one in (self.first, self.second))
 
     def got(self, x: Floats, encoding: str) -> Floats:
         """Return values as others get them in one of the phases' encodings, from the begin of a
@@ -108,9 +105,13 @@ class Round:
 
     buffer: Floats
 
-    def __init__(self, members: Sequence[Member], rank: int) -> None:
-        self._rank = rank
+    def __init__(self, members: Sequence[Member], rank: int, values: int, per_packet: int) -> None:
+        self._rank, self._each = rank, per_packet
         self.parts = shares(members)
+        self._gives = [part > 0 for part in self.parts]
+        self._lengths = owners.owned(values, per_packet, rates(members, self.parts))
+        begin = sum(self._lengths[:rank])
+        self._mine = slice(begin, begin + self._lengths[rank])
         self.contributions, self.kept = 0.0, 1.0
         self.refused: set[int] = set()
 
@@ -130,16 +131,12 @@ class MeanRound(Round):
     def __init__(
         self, means: MeanEncoding, members: Sequence[Member], rank: int, values: Floats
     ) -> None:
-        super().__init__(members, rank)
-        self._means = means
         each = means.per_packet
-        lengths = owners.owned(len(values), each, rates(members, self.parts))
-        gives = [part > 0 for part in self.parts]
-        self.plan: Plan = owners.all_reduce(len(members), rank, lengths, gives, each)
-        begin = sum(lengths[:rank])
-        self._mine = slice(begin, begin + lengths[rank])
+        super().__init__(members, rank, len(values), each)
+        self._means = means
+        self.plan: Plan = owners.all_reduce(len(members), rank, self._lengths, self._gives, each)
         self.buffer = values.copy()
-        self._owes = means.remembers and gives[rank]
+        self._owes = means.remembers and self._gives[rank]
         if self._owes:
             self._owed, self._most = np.empty_like(values), np.empty_like(values)
             owed = means.owed if len(means.owed) == len(values) else np.zeros_like(values)
@@ -157,7 +154,7 @@ class MeanRound(Round):
     def exchange(self, engine: EngineGroup, run: Run, values: Floats) -> None:
         """Values stay of which no mean came, or a packet with one that isn't finite."""
         ticket, self.contributions = run(self.plan, self.buffer, self.buffer)
-        means, each = self._means, self._means.per_packet
+        means, each = self._means, self._each
         came = np.ones(packet_count(len(values), each), np.bool_)
         for slot in self.plan.slots:
             if slot.number >= self.plan.world:  # what another owns
@@ -177,7 +174,7 @@ class MeanRound(Round):
 
     def _remember(self) -> None:
         """This peer has what it owns as the others do, and knows what they lack."""
-        for block in _blocks(self._mine, self._means.per_packet):
+        for block in _blocks(self._mine, self._each):
             own = self.buffer[block]
             got = self._means.got(own, self._means.second)
             if self._owes:
@@ -252,15 +249,11 @@ class BoundedRound(Round):
         most: float,
         per_packet: int,
     ) -> None:
-        super().__init__(members, rank)
-        self._each, self._most, self._reference = per_packet, most, reference
         n, world = len(values), len(members)
-        self._lengths = owners.owned(n, per_packet, rates(members, self.parts))
-        self._gives = [part > 0 for part in self.parts]
+        super().__init__(members, rank, n, per_packet)
+        self._most, self._reference = most, reference
         self.collect: Plan = owners.collect(world, rank, self._lengths, self._gives, per_packet)
         self.spread: Plan = owners.spread(world, rank, self._lengths, per_packet)
-        own, begin = self._lengths[rank], sum(self._lengths[:rank])
-        self._mine = slice(begin, begin + own)
         gathered = self.collect.out_elements
         self.buffer = np.zeros(2 * n + gathered, np.float32)
         self.values, self.means = self.buffer[:n], self.buffer[n + gathered :]
@@ -268,7 +261,6 @@ class BoundedRound(Round):
         self.values[:] = self.means[:] = values
 
     def exchange(self, engine: EngineGroup, run: Run, values: Floats) -> None:
-        """Two calls: contributions to their owners, and the owners' means to all."""
         ticket, _ = run(self.collect, self.values, self.gathered)
         self.contributions = self.combine(engine, ticket)
         ticket, _ = run(self.spread, self.means, self.means)

@@ -6,7 +6,6 @@ the modules around it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -18,8 +17,6 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from lossycoll.errors import (
-    ClosedError,
-    EngineError,
     LossyError,
     OperationTimeout,
     OptionError,
@@ -29,7 +26,7 @@ from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature
 from lossycoll.runtime.collectives.operations import lossy_delivery
 from lossycoll.runtime.control.schema import Address
-from lossycoll.runtime.engine.binding import DType, EngineCall, EngineGroup
+from lossycoll.runtime.engine.binding import DType, EngineCall
 from lossycoll.runtime.engine.failures import Where, place_text
 from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
@@ -38,7 +35,7 @@ from lossycoll.runtime.net.interfaces import choose
 from .client import DirectoryClient
 from .directory_list import Begin
 from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
-from .endpoint import Endpoints, PeerEndpoint
+from .endpoint import Endpoint, Endpoints
 from .means import BoundedRound, MeanEncoding, MeanRound, Round
 from .nat_agent import KEEPALIVE_SECONDS
 from .paths import Floats, Paths, outcome
@@ -47,15 +44,10 @@ from .protocol import (
     WHY_ABSENT,
     Averages,
     Group,
-    Joined,
     Member,
     Offers,
-    Serves,
-    Spare,
-    Transfer,
 )
-from .state import Snapshot
-from .state_transfer import TransferredState
+from .state_transfer import Snapshot, TransferredState
 
 MTU: Final = 1500  # MTU of all swarms: peers may be anywhere
 ASK_SECONDS: Final = 2.0  # for the directory to say who is there, when no round has begun
@@ -128,21 +120,14 @@ class SwarmMember:
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
         self._rate = rate
-        self._lock = threading.Lock()
         self._rounds = threading.Lock()  # one round at a time
-        self._group: tuple[EngineGroup, list[str]] | None = None
-        """Group of the running round, and its members' incarnations."""
-        self._unreachable: frozenset[str] = frozenset()
-        """Incarnations of those that are in the round, and out of reach."""
-        self._schema = ""
+        self._unreachable: Sequence[Member] = ()  # members of the round that are out of reach
         self._max_norm = 0.0
         self.said: Averages | None = None  # averaged tensors, as accepted by the directory
         self._offer = Offers(0)
-        calls = self._lost, self._donate, self._came, self._on_members
         self.client = DirectoryClient(
-            directories, name, transport or ZmqDirectoryTransport(secret), *calls, begin
+            directories, name, transport or ZmqDirectoryTransport(secret), begin
         )
-        self._endpoints: Endpoints | None = None
         self._file: PeerFile | None = None
         try:
             joined = self.client.connect(timeout)
@@ -158,7 +143,7 @@ class SwarmMember:
             self._has_told = False  # that packets carry plain floats
             self._endpoints = Endpoints(
                 self.client,
-                session=self.session,
+                joined,
                 address=self.address,
                 payload_bytes=self._payload,
                 secret=secret,
@@ -166,64 +151,35 @@ class SwarmMember:
                 asks_reflexive=transport is None,
                 keepalive=keepalive,
             )
-            self._endpoints.open(lambda: (self.client.joined or joined).number)
         except BaseException:
-            self.close()
+            self._leave()
             raise
 
     @property
     def number(self) -> int:
-        """This peer's number; -1: it has none yet."""
-        return -1 if self._endpoints is None else self._endpoints.number
+        return self._endpoint.paths.number
 
     @property
-    def _endpoint(self) -> PeerEndpoint | None:
-        return None if self._endpoints is None else self._endpoints.now
+    def _endpoint(self) -> Endpoint:
+        return self._endpoints.now
 
-    def _all_endpoints(self) -> list[PeerEndpoint]:
-        return [] if self._endpoints is None else self._endpoints.all()
-
-    def _came(self, joined: Joined) -> None:
-        """Follow the number that a directory has given. The client's thread calls it."""
-        if self._endpoints is not None:
-            self._endpoints.follow(joined.number)
-
-    def close(self) -> None:
-        if self._group is None and self._endpoint is not None:
-            # Before others hear that this peer has gone: then they wait for no packet of it.
-            self._endpoint.paths.flush()
+    def _leave(self) -> None:
         self.client.close()
         if self._file is not None:
             self._file.close()
-        with self._lock:
-            engine = self._group[0] if self._group else None
-        endpoints = self._all_endpoints()
-        if engine is not None:
-            engine.close()
+
+    def close(self) -> None:
+        # Before others hear that this peer has gone: then they wait for no packet of it.
+        self._endpoint.paths.flush()
+        self._leave()
+        endpoints = self._endpoints.all()
         for endpoint in endpoints:
             endpoint.nat_agent.close()
             endpoint.transfers.close()
+            endpoint.paths.abort()
         with self._rounds:  # until whoever averages is out
-            if self._endpoints is not None:
-                self._endpoints.forget()
-        for endpoint in endpoints:
-            endpoint.paths.close()
-
-    def serves(self, host: str, port: int) -> None:
-        """This peer has a directory, for the time after the present one."""
-        self.client.say(Serves(host, port))
-        self.client.may_open((host, port), lambda: None)
-
-    def may_serve(self, host: str, port: int, opens: Callable[[], None]) -> None:
-        """This peer opens a directory if all others have gone. ``opens``: does it, called by a
-        thread of this peer, maybe more than once. May raise RendezvousError."""
-
-        def serves() -> None:
-            opens()
-            self.client.say(Serves(host, port))
-
-        self.client.may_open((host, port), serves)
-        self.client.say(Spare(host, port))
+            for endpoint in endpoints:
+                endpoint.paths.close()
 
     def averages(
         self,
@@ -281,9 +237,7 @@ class SwarmMember:
 
     def _agree(self, wanted: Averages, timeout: float) -> None:
         self.client.averages(wanted, timeout)
-        self.said, self._schema = wanted, wanted.schema
-        if self._endpoints is not None:
-            self._endpoints.average(wanted.schema)
+        self.said, self._endpoints.offered.schema = wanted, wanted.schema
 
     @property
     def averages_now(self) -> bool:
@@ -308,7 +262,9 @@ class SwarmMember:
     def offers(self, state: Callable[[], Snapshot] | None) -> None:
         """Offer this peer's state to newcomers from now on. ``state``: makes it, on a thread of
         this peer, whenever a joiner asks; None: nothing any more."""
-        if self._endpoints is not None and self._endpoints.offer(state):
+        offered = self._endpoints.offered
+        had, offered.state = offered.state, state
+        if had is not None or state is not None:
             self._say_offer(replace(self._offer, has=int(state is not None)))
 
     def progress(self, samples: int, since: int, *, claims: bool = False) -> None:
@@ -326,16 +282,10 @@ class SwarmMember:
         LossyError: no donor has all of it, or none is there any more."""
         begin = time.monotonic()
         transfers = self.client.transfers(donors, timeout)
-        endpoint = self._endpoint
-        if endpoint is None:
-            raise ClosedError(f"peer {self.number} has left the swarm")
+        if not transfers:
+            return None
         left = max(LEAST_SECONDS, begin + timeout - time.monotonic())
-        return endpoint.transfers.fetch(transfers, own, most, left) if transfers else None
-
-    def _donate(self, transfer: Transfer) -> None:
-        """The client's thread calls it."""
-        if self._endpoint is not None:
-            self._endpoint.transfers.donate(transfer)
+        return self._endpoint.transfers.fetch(transfers, own, most, left)
 
     # ---- a round ----
 
@@ -357,12 +307,17 @@ class SwarmMember:
         seconds. RendezvousError: the directory refuses this peer.
         """
         with self._rounds:
-            if self._endpoints is not None:
-                self._endpoints.close_former()
+            self._endpoints.close_former()
             try:
                 if self._file is not None:
                     self._file.waits(self.client.peers)
-                group, waited = self._group_of(weight, timeout)
+                begin = time.monotonic()
+                self._endpoint.paths.close_over()
+                try:
+                    group = self.client.next_group(weight, timeout)
+                except OperationTimeout as error:
+                    raise self._why_none(error, timeout) from None
+                waited = time.monotonic() - begin
                 left = max(LEAST_SECONDS, timeout - waited)
                 self.means.part = 0
                 if callable(values):
@@ -378,17 +333,6 @@ class SwarmMember:
         if self._file is not None:
             self._file.averaged(self.client.peers, self.number, asdict(report))
         return report
-
-    def _group_of(self, weight: float, timeout: float) -> tuple[Group, float]:
-        """The next round's group, and the seconds until it had formed."""
-        begin = time.monotonic()
-        if self._endpoint is not None:
-            self._endpoint.paths.close_over()
-        try:
-            group = self.client.next_group(weight, timeout)
-        except OperationTimeout as error:
-            raise self._why_none(error, timeout) from None
-        return group, time.monotonic() - begin
 
     def _why_none(self, error: OperationTimeout, timeout: float) -> OperationTimeout:
         """Why no round has begun. The directory may well have answered."""
@@ -410,14 +354,11 @@ class SwarmMember:
         timeout: float,
         reference: Floats | None,
     ) -> RoundReport:
-        endpoint = self._endpoint  # it may have got another number meanwhile
-        if endpoint is None:
-            raise ClosedError(f"peer {self.number} has left the swarm")
-        paths = endpoint.paths
+        paths = self._endpoint.paths  # it may have got another number meanwhile
         formed = time.monotonic()
         numbers = tuple(member.number for member in group.members)
         contributions, kept, failure = 1.0, 1.0, ""
-        self._unreachable = frozenset()
+        self._unreachable = ()
         refused: tuple[int, ...] = ()
         if group.newer:
             contributions, failure = 0.0, f"another peer's state is newer: {group.newer} samples"
@@ -433,7 +374,7 @@ class SwarmMember:
         missing = tuple(
             one.number
             for one in group.members
-            if paths.has_gone(one.incarnation) or one.incarnation in self._unreachable
+            if paths.has_gone(one.incarnation) or one in self._unreachable
         )
         return RoundReport(
             round=group.round,
@@ -458,12 +399,8 @@ class SwarmMember:
         timeout: float,
         reference: Floats | None,
     ) -> Round:
-        members, world = group.members, len(group.members)
-        numbers = [member.number for member in members]
-        if paths.number not in numbers:
-            raise EngineError(f"peer {paths.number}: not in the group that it was told of")
-        rank = numbers.index(paths.number)
-        paths.forget_gone()
+        members = group.members
+        rank = paths.rank_in(members)
         one: Round
         means = self._means_of(members)
         if reference is None:
@@ -471,9 +408,9 @@ class SwarmMember:
         else:
             how = reference, self._max_norm, means.per_packet
             one = BoundedRound(members, rank, values, *how)
-        engine = self._engine_of(paths, group.number, members, rank)
+        engine, self._unreachable = paths.begin_round(group.number, members)
         places = [place_text(member.host, member.port) for member in members]
-        where = Where(rank, world, addresses=places)
+        where = Where(rank, len(members), addresses=places)
 
         def run(plan: Plan, source: Floats, target: Floats) -> tuple[int, float]:
             call = self._call(plan, one.parts, timeout, means)
@@ -483,9 +420,7 @@ class SwarmMember:
         try:
             one.exchange(engine, run, values)
         finally:
-            with self._lock:
-                self._group = None
-            paths.keep(engine, one.buffer, members)
+            paths.end_round(one.buffer)
         return one
 
     def _means_of(self, members: Sequence[Member]) -> MeanEncoding:
@@ -506,9 +441,10 @@ class SwarmMember:
         self, plan: Plan, parts: Sequence[float], timeout: float, means: MeanEncoding
     ) -> EngineCall:
         told = [int(np.float64(part).view(np.uint64)) for part in parts]
+        schema = self._endpoints.offered.schema
         return EngineCall.of(plan).given(
             dtype=DType.F32,
-            signature=signature("swarm", self._schema, plan.signature, means.numbers, told),
+            signature=signature("swarm", schema, plan.signature, means.numbers, told),
             timeout=timeout,
             delivery=lossy_delivery(self._delivery),
             lingers=True,
@@ -517,36 +453,6 @@ class SwarmMember:
             encoding=means.encoding,
             keeps_sums=means.remembers,
         )
-
-    def _engine_of(
-        self, paths: Paths, number: int, members: Sequence[Member], rank: int
-    ) -> EngineGroup:
-        others = [member for other, member in enumerate(members) if other != rank]
-        unreachable = paths.admit_all(others, members[rank].incarnation)
-        self._unreachable = frozenset(member.incarnation for member in unreachable)
-        engine = paths.group(number, members)
-        incarnations = [member.incarnation for member in members]
-        with self._lock:
-            self._group = engine, incarnations
-        for peer, incarnation in enumerate(incarnations):
-            if paths.has_gone(incarnation) or incarnation in self._unreachable:
-                engine.peer_dead(peer)
-        return engine
-
-    def _on_members(self, incarnations: Sequence[str]) -> None:
-        """The client's thread calls it."""
-        if self._endpoint is not None:
-            self._endpoint.paths.confirm_alive(incarnations)
-
-    def _lost(self, incarnation: str) -> None:
-        """The client's thread calls it."""
-        for endpoint in self._all_endpoints():
-            endpoint.paths.gone(incarnation)
-        with self._lock:  # a group that is made meanwhile looks who has gone
-            engine, incarnations = self._group or (None, [])
-        if engine is not None and incarnation in incarnations:
-            with contextlib.suppress(ClosedError):  # the round has just ended
-                engine.peer_dead(incarnations.index(incarnation))
 
 
 def is_one_machine(members: Sequence[Member]) -> bool:

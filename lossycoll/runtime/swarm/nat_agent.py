@@ -82,12 +82,7 @@ class NatAgent:
         """Finds routes to peers, which look for one to this peer at the same time. Returns the
         route to each peer that has one, by its number. ClosedError: this peer has left the swarm.
         """
-        ice = self._ice
-
-        def found() -> dict[int, Route]:
-            routes = [(one.number, ice.route(one, own)) for one in members]
-            return {number: route for number, route in routes if route is not None}
-
+        ice, found = self._ice, dict[int, Route]()
         with self._changed:
             for one in members:
                 self._say(ice.begin(one, own))
@@ -99,7 +94,9 @@ class NatAgent:
                 raise ClosedError(f"peer {self._number} has left the swarm")
             for one in members:
                 ice.give_up(one.incarnation)
-            return found()
+                if (route := ice.route(one, own)) is not None:
+                    found[one.number] = route
+        return found
 
     def give_up(self, incarnation: str) -> None:
         with self._changed:
@@ -111,7 +108,6 @@ class NatAgent:
             self._ice.forget(number)
 
     def ask(self) -> None:
-        """Another directory may be asked now."""
         with self._changed:
             self._asks_left, self._asks_at = ASKS, 0.0
             self._nudge()
@@ -179,10 +175,8 @@ class NatAgent:
         self._asked = nonce, place
         self._say([(place, ConnectivityMessage(Kind.CHECK, self._number, DIRECTORY, nonce=nonce))])
         self._asks_left -= 1
-        if self._asks_left > 0:
-            self._asks_at = now + ASK_AGAIN
-        else:
-            self._asks_left, self._asks_at = 1, now + self._keepalive
+        self._asks_at = now + (ASK_AGAIN if self._asks_left else self._keepalive)
+        self._asks_left = max(1, self._asks_left)
 
     def _take(self, source: Address, data: bytes) -> None:
         try:

@@ -4,20 +4,20 @@ yields. :class:`DirectoryProbe` carries its questions to others. docs/moshpit.md
 
 from __future__ import annotations
 
-import contextlib
 import math
+import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from lossycoll.plan.rng import key_of
 from lossycoll.runtime.control.events import Event, Peer, Readable
 from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.control.transport import Transport
 
 from .directory import LEASE, Directory
+from .directory_list import ANY_ADDRESS
 from .directory_transport import TransportConnection
 from .protocol import MOST_PEERS, DirectoryStatus, Join, pack, unpack
 
@@ -58,7 +58,7 @@ class PartitionMerge:
         self._clock = clock
         self._directory = directory
         self._id = name or secrets.token_hex(16)
-        self._asked = 0
+        self._draw = random.Random(self._id)
         self._asks_at = clock() + self._period()
         self._bound_until = -math.inf
         self._patience = PATIENCE_SECONDS
@@ -67,7 +67,7 @@ class PartitionMerge:
         self._redirect_to: tuple[Address, str, float] | None = None
         """Directory of a swarm that goes on elsewhere, while nobody is here: its session, and when
         it was heard of."""
-        self._to: Address | None = None  # directory that this one has yielded to
+        self.to: Address | None = None  # directory that this one has yielded to
         self._told: frozenset[str] = frozenset()  # names of those that were told so
         self._left = 0.0  # when one of them has last been here that hadn't gone yet
 
@@ -82,7 +82,7 @@ class PartitionMerge:
 
     def wakes(self) -> float:
         """When :meth:`due` or :meth:`ends` may say something new by themselves, on the clock."""
-        if self._to is not None:
+        if self.to is not None:
             return min(self._asks_at, self._left + HOLD_SECONDS)
         return self._asks_at
 
@@ -93,9 +93,9 @@ class PartitionMerge:
         if now < self._asks_at:
             return []
         self._asks_at = now + self._period()
-        if self._to is not None or now < self._bound_until or not self._directory.peers:
+        if self.to is not None or now < self._bound_until or not self._directory.peers:
             return []
-        here = {p for one in self._directory.peers.values() for p in (one.serves, one.spare)}
+        here = {one.serves[-1] for one in self._directory.peers.values() if one.serves}
         for place in others:
             if place not in here:
                 self.learn(place)
@@ -106,9 +106,7 @@ class PartitionMerge:
         ]
 
     def _period(self) -> float:
-        self._asked += 1
-        drawn = key_of(int(self._id[:16], 16), int(self._id[16:32] or "0", 16), self._asked)
-        return ASK_SECONDS * (0.75 + 0.5 * (drawn % 1000) / 1000)
+        return ASK_SECONDS * self._draw.uniform(0.75, 1.25)
 
     # ---- questions and answers ----
 
@@ -116,7 +114,7 @@ class PartitionMerge:
         directory = self._directory
         peers = [one for one in directory.peers.values() if not one.told]
         since = self._clock() - HEARD_SECONDS
-        schema, wire = next(((one.schema, one.wire) for one in peers if one.schema), ("", "same"))
+        said = next((one.said for one in peers if one.said and one.schema), None)
         return DirectoryStatus(
             session=directory.session,
             id=self._id,
@@ -124,8 +122,8 @@ class PartitionMerge:
             peers=sum(one.seen >= since for one in peers),
             free=directory.free,
             round=directory.round,
-            schema=schema,
-            wire=wire,
+            schema=said.schema if said else "",
+            wire=said.wire if said else "same",
             host=own[0],
             port=own[1],
             takes=int(takes),
@@ -141,7 +139,7 @@ class PartitionMerge:
         if other.session == status.session and other.id != self._id:
             self.learn(place)
             self._known[place] = now
-        if self._to is not None or not takes(status, other):
+        if self.to is not None or not takes(status, other):
             return status
         self._bound_until = now + BOUND_SECONDS
         self._directory.takes(other.round, BOUND_SECONDS)
@@ -153,51 +151,36 @@ class PartitionMerge:
         if other.id == self._id:
             self._known.pop(place, None)  # this one, by another address
         bound = self._clock() < self._bound_until
-        if self._to is not None or bound or not other.takes or not takes(other, asked):
+        if self.to is not None or bound or not other.takes or not takes(other, asked):
             return False
-        self._to, self._left = place, self._clock()
+        self.to, self._left = place, self._clock()
         self._told = frozenset(self._directory.names())
         self._directory.tell_all()
         return True
 
     # ---- who comes ----
 
-    @property
-    def to(self) -> Address | None:
-        """Directory that this one has yielded to; None: it hasn't."""
-        return self._to
-
     def redirect(self, wanted: Join) -> Address | None:
         """Directory that a peer should join instead; None: this one."""
-        if self._to is not None:
-            return None if wanted.name in self._told else self._to
+        if self.to is not None:
+            return None if wanted.name in self._told else self.to
         if self._redirect_to is None or self._directory.peers:
             return None
         place, session, heard = self._redirect_to
         is_of_it = wanted.number == MOST_PEERS or wanted.session == session
         return place if is_of_it and self._clock() - heard < LEASE else None
 
-    @property
-    def elsewhere(self) -> Address | None:
-        """Directory that has the swarm's peers, as this one has none; None: it isn't known."""
-        if self._to is not None:
-            return self._to
-        if self._redirect_to is None or self._directory.peers:
-            return None
-        place, _, heard = self._redirect_to
-        return place if self._clock() - heard < LEASE else None
-
     def ends(self) -> bool:
         """True if all have gone that were told to, and none has come back. If some have, the
         directory is open again, and yields no more for some time."""
-        if self._to is None:
+        if self.to is None:
             return False
         now, peers = self._clock(), self._directory.peers
         if any(one.told for one in peers.values()):
             self._left = now
         if now - self._left < HOLD_SECONDS:
             return False
-        to, self._to, self._told = self._to, None, frozenset()
+        to, self.to, self._told = self.to, None, frozenset()
         if peers:
             self._bound_until = now + self._patience
             self._patience = min(2 * self._patience, MOST_PATIENCE)
@@ -230,9 +213,8 @@ class DirectoryProbe:
     def place(self, own: str) -> Address:
         """Address by which the other end of a connection finds this directory. ``own``: the numeric
         address of the connection's end here."""
-        if self._host not in ("0.0.0.0", "::"):
-            return self._host, self._port
-        return own.partition("%")[0] or self._host, self._port
+        here = own.partition("%")[0] if self._host in ANY_ADDRESS else self._host
+        return here or self._host, self._port
 
     def asks(self, peer: Peer) -> bool:
         return peer in self._queries
@@ -254,17 +236,16 @@ class DirectoryProbe:
         for place in self._merge.due((self._host, self._port), others):
             self._ask(place, now + ANSWER_SECONDS)
 
-    def serve(self, event: Event) -> bool:
-        """Something has happened to a question. Returns whether this directory yields by it."""
+    def serve(self, event: Event) -> Address | None:
+        """Something has happened to a question. Returns the directory to which this one yields by
+        it; None: it doesn't."""
         assert not isinstance(event, Readable)
         one = self._queries[event.peer]
         one.connection.take(event)
         found = one.connection.read()
-        if found:
-            return self._answered(one, found[0])
-        if one.connection.broken:
+        if found or one.connection.broken:
             self._end(one)
-        return False
+        return one.place if found and self._yields(one, found[0]) else None
 
     def _ask(self, place: Address, until: float) -> None:
         try:
@@ -273,15 +254,14 @@ class DirectoryProbe:
             return
         self._queries[connection.peer] = _Query(place, connection, until)
 
-    def _answered(self, one: _Query, said: bytes) -> bool:
-        other = None
-        with contextlib.suppress(Malformed):
+    def _yields(self, one: _Query, said: bytes) -> bool:
+        try:
             other = unpack(said)
-        asked, in_time = one.asked, time.monotonic() <= one.until
-        self._end(one)
-        if not isinstance(other, DirectoryStatus) or asked is None or not in_time:
+        except Malformed:
             return False
-        return self._merge.answered(asked, other, one.place)
+        if not isinstance(other, DirectoryStatus) or one.asked is None:
+            return False
+        return time.monotonic() <= one.until and self._merge.answered(one.asked, other, one.place)
 
     def _end(self, one: _Query) -> None:
         if self._queries.pop(one.connection.peer, None) is not None:

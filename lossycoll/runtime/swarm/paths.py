@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from lossycoll.errors import ClosedError, EngineError, PeerLostError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.binding import EngineGroup
-from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of
+from lossycoll.runtime.engine.failures import Code, Failure, Where, error_of, place_text
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.reports import Report
 from lossycoll.runtime.keys.secret import Secret
@@ -56,7 +57,6 @@ class Paths:
     def __init__(
         self,
         host: Host,
-        number: int,
         session: str,
         secret: Secret | None,
         options: Options,
@@ -64,7 +64,7 @@ class Paths:
         on_unreachable: Callable[[Sequence[str]], None],
     ) -> None:
         self._host: Host | None = host
-        self.number: Final = number
+        self.number: Final = host.process
         self._session = session
         self._secret = secret
         self._options = options
@@ -73,20 +73,19 @@ class Paths:
         self._lock = threading.RLock()
         self._known: dict[int, tuple[str, bytes]] = {}
         """Incarnation of each peer, and the salt of its route."""
+        self._round: tuple[EngineGroup, Sequence[Member]] | None = None
+        """Group of the running round, and its members."""
         self._over: list[_Over] = []
         self._transfers: dict[EngineGroup, tuple[Member, ...]] = {}
         self._gone: dict[str, None] = {}  # incarnations that are over, the latest last
 
-    def admit(self, member: Member, own: str) -> None:
-        """Makes a peer known to the engine, unless it is already. EngineError: there is no route to
-        it, or a round with it is on. ClosedError: this peer has left the swarm."""
-        if self.admit_all([member], own):
-            raise self.no_route(member)
-
     def no_route(self, member: Member) -> EngineError:
+        """An error for one of those whom :meth:`admit_all` returns."""
+        places = [(member.host, member.port), *member.others]
+        listed = ", ".join(place_text(*one) for one in places)
         return EngineError(
-            f"peer {self.number}: no route to peer {member.number} at {_listed(member)}: UDP "
-            f"packets between the two are lost, both ways or one"
+            f"peer {self.number}: no route to peer {member.number} at {listed}: UDP packets "
+            f"between the two are lost, both ways or one"
         )
 
     def admit_all(
@@ -137,6 +136,11 @@ class Paths:
             if len(self._gone) > MOST_GONE:
                 del self._gone[next(iter(self._gone))]
             self._end_transfers(lambda member: member.incarnation == incarnation)
+            engine, members = self._round or (None, ())
+            for rank, member in enumerate(members):
+                if engine is not None and member.incarnation == incarnation:
+                    with contextlib.suppress(ClosedError):  # the round is ended
+                        engine.peer_dead(rank)
 
     def confirm_alive(self, incarnations: Sequence[str]) -> None:
         """Take peers for alive that a directory has: they were reported as gone too early."""
@@ -148,7 +152,7 @@ class Paths:
         with self._lock:
             return incarnation in self._gone
 
-    def forget_gone(self) -> None:
+    def _forget_gone(self) -> None:
         """Paths to peers that have gone take a share of the others' windows no more."""
         with self._lock:
             for number, (incarnation, _) in list(self._known.items()):
@@ -158,30 +162,59 @@ class Paths:
                     self._nat_agent.forget(number)
                     del self._known[number]
 
-    def group(self, number: int, members: Sequence[Member]) -> EngineGroup:
-        """A group of peers that are known, this one among them. EngineError: there is no memory.
-        ClosedError: this peer has left the swarm."""
-        numbers = tuple(member.number for member in members)
+    def rank_in(self, members: Sequence[Member]) -> int:
+        """This peer's rank in a group. EngineError: it isn't in it."""
+        numbers = [member.number for member in members]
         if self.number not in numbers:
             raise EngineError(f"peer {self.number}: not in the group that it was told of")
+        return numbers.index(self.number)
+
+    def _group(self, number: int, members: Sequence[Member]) -> EngineGroup:
+        """A group of peers that are known, this one among them. EngineError: there is no memory.
+        ClosedError: this peer has left the swarm."""
+        return EngineGroup(
+            self._engine(),
+            self.rank_in(members),
+            len(members),
+            number=number,
+            fault_group=number,
+            options=self._options,
+            members=tuple(member.number for member in members),
+        )
+
+    def begin_round(
+        self, number: int, members: Sequence[Member]
+    ) -> tuple[EngineGroup, list[Member]]:
+        """Make the group of a round, until :meth:`end_round`, and its members known to the engine.
+        To the round those are lost that have gone, or to whom there is no route. Returns these
+        last, too. Errors as of :meth:`admit_all`."""
+        self._forget_gone()
+        rank = self.rank_in(members)
+        others = [member for member in members if member is not members[rank]]
+        unreachable = self.admit_all(others, members[rank].incarnation)
         with self._lock:
-            return EngineGroup(
-                self._engine(),
-                numbers.index(self.number),
-                len(members),
-                number=number,
-                fault_group=number,
-                options=self._options,
-                members=numbers,
-            )
+            engine = self._group(number, members)
+            self._round = engine, members
+            for peer, member in enumerate(members):
+                if member in unreachable or member.incarnation in self._gone:
+                    engine.peer_dead(peer)
+        return engine, unreachable
+
+    def end_round(self, buffer: Floats) -> None:
+        """A round is over here. Others may still ask for its packets, out of ``buffer``."""
+        with self._lock:
+            assert self._round is not None
+            (engine, members), self._round = self._round, None
+            numbers = frozenset(member.number for member in members)
+            self._over.append(_Over(engine, buffer, numbers, time.monotonic()))
 
     def transfer(self, number: int, members: Sequence[Member]) -> EngineGroup:
-        """Make a group as :meth:`group` does, which ends when one of its members has gone or come
+        """Make a group of peers that are known, which ends when one of its members has gone or come
         anew. Until :meth:`end_transfer`. PeerLostError: one has gone already."""
         with self._lock:
             if any(member.incarnation in self._gone for member in members):
                 raise PeerLostError(f"the other end of transfer {number} has gone")
-            engine = self.group(number, members)
+            engine = self._group(number, members)
             self._transfers[engine] = tuple(members)
             return engine
 
@@ -189,12 +222,6 @@ class Paths:
         with self._lock:
             self._transfers.pop(engine, None)
             engine.close()
-
-    def keep(self, engine: EngineGroup, buffer: Floats, members: Sequence[Member]) -> None:
-        """A round is over here. Others may still ask for its packets."""
-        numbers = frozenset(member.number for member in members)
-        with self._lock:
-            self._over.append(_Over(engine, buffer, numbers, time.monotonic()))
 
     def close_over(self, number: int = -1) -> None:
         """Closes groups of earlier rounds whose members have all they need by now, or should; and
@@ -214,14 +241,19 @@ class Paths:
             self._end_transfers(lambda member: member.number == number)
 
     def flush(self) -> None:
-        """Returns when others have what they may need of the last round, or should have."""
+        """Returns when others have what they may need of the last round, or should have; at once
+        if one is on."""
         end = time.monotonic() + FLUSH_SECONDS
-        while self._over and time.monotonic() < end:
+        while self._over and self._round is None and time.monotonic() < end:
             self.close_over()
             time.sleep(0.002)
 
-    def end_transfers(self) -> None:
-        self._end_transfers(lambda member: True)
+    def abort(self) -> None:
+        """End the transfers, and the running round: whoever waits in one gets ClosedError."""
+        with self._lock:
+            self._end_transfers(lambda member: True)
+            if self._round is not None:
+                self._round[0].close()
 
     def _end_transfers(self, has_gone: Callable[[Member], bool]) -> None:
         with self._lock:
@@ -231,13 +263,13 @@ class Paths:
 
     def close(self) -> None:
         """Closes the engine, when others have what they may need of the last round. Idempotent."""
-        self.end_transfers()
+        self.abort()
         self.flush()
         with self._lock:
             for one in self._over:
                 one.engine.close()
             self._over = []
-            self.end_transfers()
+            self.abort()
             host, self._host = self._host, None
         if host is not None:
             host.close()
@@ -257,8 +289,3 @@ def outcome(engine: EngineGroup, ticket: int, where: Where) -> Report:
     if code != Code.OK:
         raise error_of(failure if failure.code else Failure(code), where)
     return report
-
-
-def _listed(member: Member) -> str:
-    places = [(member.host, member.port), *member.others]
-    return ", ".join(f"{host}:{port}" for host, port in places)

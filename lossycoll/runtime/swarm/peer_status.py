@@ -27,7 +27,6 @@ SLOW_ROUNDS: Final = 3
 UNSEEN_SECONDS: Final = 3600.0
 """A peer whose process can't be looked up, as one in a container, is taken for dead after so long
 without a sign, and after SLOW_ROUNDS of its rounds. Its file is written at rounds alone."""
-_STATES: Final = {status_page.RUNS: ALIVE, status_page.ELSEWHERE: ALIVE}
 
 
 class PeerFile:
@@ -110,7 +109,7 @@ def _read(path: Path) -> tuple[str, dict[str, Any]]:
         "number": int(said.get("number", -1)),
         "host": str(said["host"]),
         "pid": int(said["pid"]),
-        "state": _STATES.get(kernel, kernel),
+        "state": ALIVE if kernel in (status_page.RUNS, status_page.ELSEWHERE) else kernel,
         "peers": int(said["peers"]),
         "doing": str(said["doing"]),
         "since_seconds": round((time.monotonic_ns() - int(said["since_ns"])) * 1e-9, 3),
@@ -151,26 +150,20 @@ def _trouble(peers: Sequence[Mapping[str, Any]]) -> Iterable[str]:
             yield f"peer {peer['name']} is {peer['state']}"
         elif peer["left_out"]:
             yield f"peer {peer['name']} is sick: {peer['left_out']}"
-        elif _is_slow(peer):
+        elif _is_late(peer, SILENT_SECONDS):
             yield (
                 f"peer {peer['name']} is slow: no round for {peer['since_seconds']:.0f} s "
                 f"({peer['doing']})"
             )
         if peer["failure"]:
             yield f"round {peer['round']} of peer {peer['name']} failed: {peer['failure']}"
-        for other in peer["missing"]:
-            who = names.get(other, f"number {other}")
-            yield f"peer {who} was lost to peer {peer['name']} in round {peer['round']}"
-        for other in peer["refused"]:
-            who = names.get(other, f"number {other}")
-            yield f"peer {who} wasn't believed by peer {peer['name']} in round {peer['round']}"
+        for key, what in (("missing", "was lost to"), ("refused", "wasn't believed by")):
+            for other in peer[key]:
+                who = names.get(other, f"number {other}")
+                yield f"peer {who} {what} peer {peer['name']} in round {peer['round']}"
     latest = max(peers, key=lambda one: one["round"])
     for name, why in latest["absent"]:
         yield f"peer {name} wasn't in round {latest['round']}: {why}"
-
-
-def _is_slow(peer: Mapping[str, Any]) -> bool:
-    return _is_late(peer, SILENT_SECONDS)
 
 
 def _is_late(peer: Mapping[str, Any], least: float) -> bool:

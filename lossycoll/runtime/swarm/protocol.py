@@ -23,7 +23,7 @@ from lossycoll.runtime.control.schema import (
     Version,
 )
 
-VERSION: Final = 9
+VERSION: Final = 10
 MOST_PEERS: Final = 4096  # peers that a swarm has room for: numbers are below it
 MOST_MEMBERS: Final = 128  # most members of a group
 MOST_NAMES: Final = 1024
@@ -160,18 +160,12 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Serves:
-    """From a peer that has joined: it has a directory that others may turn to if this one ends."""
+    """From a peer that has joined: it has a directory that others may turn to if this one ends.
+    ``spare``: it opens that only if all others have gone."""
 
     host: Host
     port: Port
-
-
-@dataclass(frozen=True, slots=True)
-class Spare:
-    """From a peer that has joined: it opens a directory there if all others have gone."""
-
-    host: Host
-    port: Port
+    spare: Flag = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +354,6 @@ Message: TypeAlias = (
     | Refused
     | Here
     | Serves
-    | Spare
     | DirectoryStatus
     | Redirect
     | Directories

@@ -7,7 +7,6 @@ import contextlib
 import logging
 import resource
 import socket
-import struct
 import threading
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
-from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.engine.host import close_in_children
 from lossycoll.runtime.keys.secret import Secret
@@ -48,16 +47,15 @@ BURST: Final = float(MOST_PEERS)  # and at once: all peers may come together
 TAKEN_AT_ONCE: Final = 64
 """Datagrams that are looked at before the directory turns to its peers again."""
 IP_PKTINFO: Final = 8
-_INFO: Final = struct.Struct("@i4s4s")
 
 
 class DirectoryServer:
     """Serves from when it is made until ``close``. ``host``: the numeric address that it listens
     on. ``port``: 0: any. ``secret``: what peers must have; None: all is in clear. ``session``: as
-    for :class:`Directory`. One that stands by takes over its peers. ``owner``: None: it is
-    nobody's. ``bound``: sockets that have the address already, which are the server's from then on;
-    None: it makes them. ``waits``: as for :class:`.service.DirectoryService`. RendezvousError: the
-    port is taken, or the address isn't this machine's."""
+    for :class:`Directory`. One that stands by takes over its peers. ``bound``: sockets that have
+    the address already, which are the server's from then on; None: it makes them. ``waits``: as for
+    :class:`.service.DirectoryService`. RendezvousError: the port is taken, or the address isn't
+    this machine's."""
 
     def __init__(
         self,
@@ -69,7 +67,7 @@ class DirectoryServer:
         most: int = GROUP_SIZE,
         patience: float = PATIENCE,
         session: str = "",
-        owner: Owner | None = None,
+        owner: Owner = NOBODY,
         bound: Ports | None = None,
         waits: float = 0.0,
     ) -> None:
@@ -93,19 +91,15 @@ class DirectoryServer:
         self._transport.listen(ports.tcp)
         self.reflexive = ReflexiveAddressServer(ports.udp, self._key)
         self._transport.watch(self.reflexive.fileno())
-        self._owner = owner or NOBODY
+        self._owner = owner
         if self._owner.standby and session:
             self._directory.adopt(session)
         self._merge = PartitionMerge(time.monotonic, self._directory)
         self._service = DirectoryService(
-            self._directory,
-            self._drop,
-            owner=self._owner,
-            merge=self._merge,
-            place=self._place,
-            waits=waits,
+            self._directory, owner=self._owner, merge=self._merge, waits=waits
         )
-        self._sessions: dict[Peer, PeerSession] = {}
+        self.counts: Counter[str] = self._service.counts
+        self._sessions: dict[Peer, tuple[PeerSession, TransportConnection]] = {}
         self._has_warned = False
         self._probe = DirectoryProbe(self._merge, self._transport, host, self.port)
         self._stop = False
@@ -122,10 +116,6 @@ class DirectoryServer:
     def adopt(self, session: str) -> None:
         """Peers of this swarm may come, when their directory has ended. While nobody is here."""
         self._directory.adopt(session)
-
-    @property
-    def counts(self) -> Counter[str]:
-        return self._service.counts
 
     def serve_on(self, seconds: float) -> None:
         """Returns when peers have had the rounds that the owner has had, ``seconds`` later at
@@ -182,54 +172,52 @@ class DirectoryServer:
                 self._has_served_on = True
             else:
                 self._is_free.set()
-        self._probe.turn(self._owner.others())
+        client = self._owner.client()
+        self._probe.turn(client.directories.heard if client else ())
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Readable):
             self.reflexive.serve()
         elif self._probe.asks(event.peer):
-            if self._probe.serve(event):
-                self._redirect_peers()
+            to = self._probe.serve(event)
+            if to is not None:
+                log.info("directory: its peers turn to %s:%d", *to)
+                self._service.tell_all(Redirect(*to))
         elif isinstance(event, Connected):
-            connection = TransportConnection(self._transport, event.peer, event.own)
-            self._sessions[event.peer] = self._service.admit(connection)
+            peer = event.peer
+            connection = TransportConnection(self._transport, peer, event.own)
+            session = self._service.admit(
+                connection,
+                lambda: self._sessions.pop(peer, None),
+                lambda: self._probe.place(connection.own),
+            )
+            self._sessions[peer] = session, connection
         elif event.peer in self._sessions:
-            session = self._sessions[event.peer]
-            self._connection(session).take(event)
+            session, connection = self._sessions[event.peer]
+            connection.take(event)
             self._service.hear(session)
             if session.number >= 0:
                 self._transport.admit(event.peer)
 
-    def _redirect_peers(self) -> None:
-        assert self._merge.to is not None
-        log.info("directory: its peers turn to %s:%d", *self._merge.to)
-        self._service.tell_all(Redirect(*self._merge.to))
-
-    def _place(self, session: PeerSession) -> Address:
-        """Address by which the other end of a connection finds this directory."""
-        return self._probe.place(self._connection(session).own)
-
-    def _connection(self, session: PeerSession) -> TransportConnection:
-        assert isinstance(session.connection, TransportConnection)
-        return session.connection
-
     def _see_to_descriptors(self) -> None:
-        """Before none is left: libzmq says nothing of connections that it can't take."""
-        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        """When few are left, take as many as the process may have: libzmq says nothing of
+        connections that it can't take. Not before, since whatever else runs in the process may not
+        expect descriptors beyond 1,023."""
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         if self._transport.highest < soft - SPARE_DESCRIPTORS or self._has_warned:
             return
-        if not more_descriptors():
-            self._has_warned = True
-            log.warning(
-                "directory: no descriptor is left for another peer, of which each takes one (%d of "
-                "%d): raise the limit of the process that listens (ulimit -n)",
-                self._transport.highest + 1,
-                soft,
-            )
-
-    def _drop(self, session: PeerSession) -> None:
-        self._sessions.pop(self._connection(session).peer, None)
-        session.connection.close()
+        with contextlib.suppress(OSError, ValueError):
+            if soft != hard:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+                log.info("directory: up to %d descriptors, in place of %d", hard, soft)
+                return
+        self._has_warned = True
+        log.warning(
+            "directory: no descriptor is left for another peer, of which each takes one (%d of "
+            "%d): raise the limit of the process that listens (ulimit -n)",
+            self._transport.highest + 1,
+            soft,
+        )
 
 
 def _most_strangers() -> int:
@@ -256,17 +244,16 @@ class Ports:
 
 
 def bound_to(host: str, port: int) -> Ports:
-    """Takes a port, for as long as its sockets aren't closed. ``host``: a numeric address of this
-    machine. ``port``: 0: any that is free in TCP and UDP. RendezvousError: the port is taken, or
-    the address isn't this machine's."""
+    """Takes a port, for as long as its sockets aren't closed. ``port``: 0: any that is free in TCP
+    and UDP. RendezvousError: the port is taken, or the address isn't this machine's."""
     for turn in range(TRIES):
         try:
-            tcp = _bound(host, port, socket.SOCK_STREAM)
+            tcp = bound(host, port, socket.SOCK_STREAM)
         except OSError as error:
             raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
         number = tcp.getsockname()[1]
         try:
-            return Ports(tcp, _bound(host, number, socket.SOCK_DGRAM))
+            return Ports(tcp, bound(host, number, socket.SOCK_DGRAM))
         except OSError as error:
             tcp.close()
             if port or turn == TRIES - 1:
@@ -277,7 +264,8 @@ def bound_to(host: str, port: int) -> Ports:
     raise AssertionError
 
 
-def _bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
+def bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
+    """A socket that has an address of this machine, and doesn't block. OSError: it can't be had."""
     made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, kind)
     try:
         # Where any will do, two might be given the same, as long as none listens.
@@ -290,20 +278,6 @@ def _bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
     made.setblocking(False)
     close_in_children(made)
     return made
-
-
-def more_descriptors() -> bool:
-    """This process has none left: it takes as many as it may have. Not before, since whatever else
-    runs in it may not expect descriptors beyond 1,023. Returns whether there are more now."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == hard:
-        return False
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    except (OSError, ValueError):
-        return False
-    log.info("directory: up to %d descriptors, in place of %d", hard, soft)
-    return True
 
 
 class ReflexiveAddressServer:
@@ -386,9 +360,8 @@ class ReflexiveAddressServer:
 def _back(info: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:
     """Return the ancillary data that makes an answer leave from the address that was asked."""
     for level, kind, data in info:
-        if (level, kind) == (socket.IPPROTO_IP, IP_PKTINFO) and len(data) == _INFO.size:
-            _, own, _ = _INFO.unpack(data)
-            return [(level, kind, _INFO.pack(0, own, bytes(4)))]
+        if (level, kind) == (socket.IPPROTO_IP, IP_PKTINFO) and len(data) == 12:
+            return [(level, kind, bytes(4) + data[4:8] + bytes(4))]
         if (level, kind) == (socket.IPPROTO_IPV6, socket.IPV6_PKTINFO) and len(data) == 20:
             return [(level, kind, data[:16] + bytes(4))]
     return []

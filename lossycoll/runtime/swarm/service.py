@@ -12,6 +12,7 @@ from typing import Final
 from lossycoll.runtime.control.schema import Address, Malformed, OtherVersion
 
 from . import protocol
+from .client import DirectoryClient
 from .directory import Directory
 from .directory_transport import Connection
 from .partition_merge import PartitionMerge
@@ -40,13 +41,15 @@ log: Final = logging.getLogger("lossycoll")
 
 @dataclass(slots=True, eq=False)
 class PeerSession:
-    """Session of a directory with one peer. ``number``: the peer's; -1: a stranger's."""
+    """Session of a directory with one peer. ``dropped``: called when it is over. ``place``: the
+    address by which the peer finds the directory. ``number``: the peer's; -1: a stranger's."""
 
     connection: Connection
+    dropped: Callable[[], object]
+    place: Callable[[], Address]
     since: float
     number: int = -1
     over: bool = False
-    claim: Claim | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class Claim:
     """Wish of a stranger for the name of a peer that is here, and may have died unseen. ``holder``:
     the peer's number; ``asked``: when that was asked whether it lives."""
 
+    session: PeerSession
     wanted: protocol.Join
     holder: int
     asked: float
@@ -61,48 +65,41 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The peer whose directory one is. ``directories``: returns whom it turns to, in order;
-    ``others``: addresses at which it has heard of directories, now or earlier. ``standby``: the
+    """The peer whose directory one is. ``client``: its own, once it is there. ``standby``: the
     directory takes nobody in before this peer has come, and names others to ask."""
 
-    name: str
-    directories: Callable[[], Sequence[Address]]
-    others: Callable[[], Sequence[Address]]
-    standby: bool
+    name: str = ""
+    client: Callable[[], DirectoryClient | None] = lambda: None
+    standby: bool = False
 
 
-NOBODY: Final = Owner("", tuple, tuple, standby=False)
+NOBODY: Final = Owner()
 
 
 class DirectoryService:
-    """Service of one directory; one thread calls it. ``dropped``: called when a session is over, to
-    close its connection. ``strangers``: sessions that haven't joined, at most; of more the oldest
-    is dropped. ``merge``: None: there is no other directory of the swarm. ``place``: the address by
-    which the other end of a session finds this one; with ``merge``. ``waits``: seconds for which
-    newcomers wait for peers that a former directory at this place may have had, or for the
-    directory that these have by now."""
+    """Service of one directory; one thread calls it. ``strangers``: sessions that haven't joined,
+    at most; of more the oldest is dropped. ``merge``: None: there is no other directory of the
+    swarm. ``waits``: seconds for which newcomers wait for peers that a former directory at this
+    place may have had, or for the directory that these have by now."""
 
     def __init__(
         self,
         directory: Directory,
-        dropped: Callable[[PeerSession], None],
         strangers: int = STRANGERS,
         *,
         owner: Owner = NOBODY,
         merge: PartitionMerge | None = None,
-        place: Callable[[PeerSession], Address] = lambda session: ("", 0),
         waits: float = 0.0,
     ) -> None:
         self._directory = directory
-        self._dropped = dropped
         self._most = strangers
-        self._owner, self._merge, self._place = owner, merge, place
+        self._owner, self._merge = owner, merge
         self._stands_by = owner.standby
         self._waits_until = time.monotonic() + waits
         self.counts: Counter[str] = Counter()
         """Counts of malformed messages, and of silent peers whose names others have taken."""
         self._strangers: dict[int, PeerSession] = {}  # in the order in which they came
-        self._claims: dict[int, PeerSession] = {}  # sessions that claim a peer's name
+        self._claims: dict[int, Claim] = {}
         self._sessions: dict[int, PeerSession] = {}
         self._listed: tuple[Address, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
@@ -112,15 +109,19 @@ class DirectoryService:
 
     # ---- by what carries the connections ----
 
-    def admit(self, connection: Connection) -> PeerSession:
-        session = PeerSession(connection, time.monotonic())
+    def admit(
+        self,
+        connection: Connection,
+        dropped: Callable[[], object] = lambda: None,
+        place: Callable[[], Address] = lambda: ("", 0),
+    ) -> PeerSession:
+        session = PeerSession(connection, dropped, place, time.monotonic())
         self._strangers[id(session)] = session
         if len(self._strangers) > self._most:
             self._drop(next(iter(self._strangers.values())))
         return session
 
     def hear(self, session: PeerSession) -> None:
-        """Something has come over a connection, or it has broken."""
         try:
             for body in session.connection.read():
                 self._take(session, unpack(body))
@@ -129,9 +130,8 @@ class DirectoryService:
         except Malformed as error:
             self.counts["malformed"] += 1
             if isinstance(error, OtherVersion):
-                reason = f"{error}; install the same lossycoll on all peers"
-                session.connection.write(pack(protocol.Refused(reason)))
-                session.connection.finish()
+                refused = protocol.Refused(f"{error}; install the same lossycoll on all peers")
+                self._last(session, refused)
             self.end(session)
         except Exception:  # of one peer, whose fault it is: all others go on
             log.exception("directory: a connection is dropped")
@@ -149,11 +149,11 @@ class DirectoryService:
             if now - first.since <= JOIN_SECONDS:
                 break
             self._drop(first)
-        for session in list(self._claims.values()):
-            self._settle(session, now)
+        for claim in list(self._claims.values()):
+            self._settle(claim, now)
         for number in self._directory.overdue():
-            self._remember(number)
-            self._lose(number)
+            if number in self._sessions:
+                self.end(self._sessions[number])
         if self._merge is not None and self._merge.ends():
             self._directory.adopt(self._directory.session)
             self._stands_by = bool(self._owner.name)
@@ -176,17 +176,20 @@ class DirectoryService:
             times.append(self._list_at)
         if self._unaware:
             return 0.001
-        claims = [one.claim for one in self._claims.values()]
-        times += [claim.asked + PROBE_SECONDS for claim in claims if claim is not None]
+        times += [claim.asked + PROBE_SECONDS for claim in self._claims.values()]
         return min(1.0, max(0.001, min(times) - time.monotonic())) if times else 1.0
 
     def end(self, session: PeerSession) -> None:
         """The connection is over, and so is the peer, until it comes again."""
-        if session.number >= 0:
-            self._remember(session.number)
-            self._lose(session.number)
-        else:
+        peer = self._directory.peers.get(session.number)
+        if peer is None:
             self._drop(session)
+            return
+        if self._merge is not None and peer.serves is not None:
+            _, _, place = peer.serves  # it may live in another part of the swarm, and serve there
+            if place in self._directory.directories():
+                self._merge.learn(place)
+        self._lose(session.number)
 
     def tell_all(self, message: Message) -> None:
         self._tell_each(list(self._sessions), message)
@@ -201,9 +204,7 @@ class DirectoryService:
         if isinstance(message, protocol.Here):
             self._directory.here(session.number, message)
         elif isinstance(message, protocol.Serves):
-            self._directory.serves(session.number, (message.host, message.port))
-        elif isinstance(message, protocol.Spare):
-            self._directory.spare(session.number, (message.host, message.port))
+            self._directory.serves(session.number, message)
         elif isinstance(message, protocol.Redirect):
             self._lose(session.number, redirected=True)
         elif isinstance(message, protocol.Averages):
@@ -229,16 +230,16 @@ class DirectoryService:
     def _take_first(self, session: PeerSession, message: Message) -> None:
         """Take a message of a stranger: a peer that joins, another directory, or somebody who
         looks who is there."""
-        if isinstance(message, protocol.Join) and session.claim is None:
-            self._join(session, message)
+        claims = id(session) in self._claims
+        if isinstance(message, protocol.Join) and not claims:
+            self._join(session, message, may_claim=True)
         elif isinstance(message, protocol.DirectoryStatus) and self._merge is not None:
-            session.connection.write(pack(self._merge.asked(message, self._place(session))))
+            session.connection.write(pack(self._merge.asked(message, session.place())))
         elif isinstance(message, protocol.Who):
-            for part in self._who():
-                session.connection.write(pack(part))
-            session.connection.finish()
-            self._drop(session)
-        elif isinstance(message, protocol.Heartbeat) and session.claim is None:
+            # The peers, or the directories that have them.
+            places = [] if self._directory.peers else self._instead(NEWCOMER)
+            self._last(session, *([_others(places)] if places else self._names()))
+        elif isinstance(message, protocol.Heartbeat) and not claims:
             self._say_who_serves(session)
         else:
             self._drop(session)
@@ -247,52 +248,44 @@ class DirectoryService:
         """Answer a newcomer that looks for the directory in use, and may ask again."""
         places = self._instead(NEWCOMER)
         here = protocol.Heartbeat(len(self._directory.peers))
-        elsewhere = protocol.Directories(tuple((places or ())[:MOST_DIRECTORIES]))
-        session.connection.write(pack(here if places is None else elsewhere))
+        session.connection.write(pack(here if places is None else _others(places)))
         session.since = time.monotonic()
         self._strangers[id(session)] = self._strangers.pop(id(session))
 
-    def _join(self, session: PeerSession, wanted: protocol.Join) -> None:
+    def _join(self, session: PeerSession, wanted: protocol.Join, *, may_claim: bool) -> None:
         places = self._instead(wanted)
         if places is not None:
-            session.connection.write(pack(protocol.Directories(tuple(places[:MOST_DIRECTORIES]))))
-            session.connection.finish()
-            self._drop(session)
+            self._last(session, _others(places))
             return
         self._stands_by = False
         if self._directory.is_again(wanted):  # its former connection has ended unseen
             self._lose(wanted.number)
         holder = self._directory.holder(wanted.name)
-        if holder is not None and session.claim is None:
-            session.claim = Claim(wanted, holder.number, time.monotonic())
-            self._claims[id(session)] = session
+        if holder is not None and may_claim:
+            claim = Claim(session, wanted, holder.number, time.monotonic())
+            self._claims[id(session)] = claim
             self._tell(holder.number, protocol.Probe())
             return
         answer = self._directory.join(wanted)
-        if isinstance(answer, protocol.Joined):
-            session.number = answer.number
-            del self._strangers[id(session)]
-            self._sessions[answer.number] = session
-        session.connection.write(pack(answer))
-        if isinstance(answer, protocol.Joined):
-            self._tell(answer.number, protocol.Directories(self._directory.directories()))
         if isinstance(answer, protocol.Refused):
-            session.connection.finish()
-            self._drop(session)
+            self._last(session, answer)
+            return
+        session.number = answer.number
+        del self._strangers[id(session)]
+        self._sessions[answer.number] = session
+        session.connection.write(pack(answer))
+        self._tell(answer.number, protocol.Directories(self._directory.directories()))
 
-    def _settle(self, session: PeerSession, now: float) -> None:
+    def _settle(self, claim: Claim, now: float) -> None:
         """Give a name to whoever claims it, once its holder has gone or is silent; or refuse it."""
-        claim = session.claim
-        assert claim is not None
         holder = self._directory.holder(claim.wanted.name)
         if holder is not None and holder.number == claim.holder and holder.seen <= claim.asked:
             if now < claim.asked + PROBE_SECONDS:
                 return
             self.counts["replaced"] += 1
-            self._remember(claim.holder)
-            self._lose(claim.holder)
-        del self._claims[id(session)]
-        self._join(session, claim.wanted)
+            self.end(self._sessions[claim.holder])
+        del self._claims[id(claim.session)]
+        self._join(claim.session, claim.wanted, may_claim=False)
 
     def _instead(self, wanted: protocol.Join) -> list[Address] | None:
         """Return the directories that a peer should ask instead; None: it is right here."""
@@ -303,7 +296,9 @@ class DirectoryService:
         found = [] if place is None else [place]
         # Its owner itself may be new: then the swarm is elsewhere, if it is anywhere.
         if self._stands_by and (is_new or not is_owner):
-            return found + [one for one in self._owner.directories() if one not in found]
+            client = self._owner.client()
+            others = client.directories.places if client else ()
+            return found + [one for one in others if one != place]
         if is_new and not self._directory.peers and time.monotonic() < self._waits_until:
             return found  # of none, it asks again
         return found or None
@@ -333,14 +328,11 @@ class DirectoryService:
             for at in range(0, max(1, len(names)), MOST_NAMES)
         ]
 
-    def _who(self) -> list[Message]:
-        """Answer somebody who looks from outside: the peers, or the directories that have them."""
-        others = list(self._owner.directories()) if self._stands_by else []
-        if self._merge is not None and self._merge.elsewhere is not None:
-            others.insert(0, self._merge.elsewhere)
-        if others and not self._directory.peers:
-            return [protocol.Directories(tuple(others[:MOST_DIRECTORIES]))]
-        return [*self._names()]
+    def _last(self, session: PeerSession, *messages: Message) -> None:
+        for message in messages:
+            session.connection.write(pack(message))
+        session.connection.finish()
+        self._drop(session)
 
     def _tell(self, number: int, message: Message) -> None:
         self._tell_each([number], message)
@@ -360,15 +352,6 @@ class DirectoryService:
         if session.connection.broken and not session.over:
             self.end(session)
 
-    def _remember(self, number: int) -> None:
-        """A peer that is lost may live in another part of the swarm, and serve there."""
-        peer, listed = self._directory.peers.get(number), self._directory.directories()
-        if peer is None or self._merge is None:
-            return
-        for place in (peer.spare, peer.serves):
-            if place is not None and place in listed:
-                self._merge.learn(place)
-
     def _lose(self, number: int, *, redirected: bool = False) -> None:
         """``redirected``: to another directory; whoever may still need its packets has them."""
         session = self._sessions.pop(number, None)
@@ -384,4 +367,9 @@ class DirectoryService:
         self._claims.pop(id(session), None)
         if not session.over:
             session.over = True
-            self._dropped(session)
+            session.connection.close()
+            session.dropped()
+
+
+def _others(places: Sequence[Address]) -> protocol.Directories:
+    return protocol.Directories(tuple(places[:MOST_DIRECTORIES]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import secrets
@@ -23,16 +24,16 @@ from lossycoll.runtime.keys.secret import find_secret, secret_of
 from lossycoll.runtime.net.interfaces import choose
 
 from .directory import FIRST_GRACE
-from .directory_list import LOOPBACK, Begin
+from .directory_list import ANY_ADDRESS, LOOPBACK, Begin
 from .member import ASK_SECONDS, SwarmMember
-from .server import DirectoryServer, Ports, bound_to
+from .protocol import Serves
+from .server import DirectoryServer, Ports, bound, bound_to
 from .service import Owner
 from .valkey_relay import ValkeyRelay
 from .valkey_server import SCHEME, ValkeyUrl
 
 POLL_SECONDS: Final = 0.05
 MOST_RATE: Final = 1e12
-ANY_ADDRESS: Final = ("0.0.0.0", "::")
 log: Final = logging.getLogger("lossycoll")
 
 
@@ -100,17 +101,16 @@ class Swarm:
         self._member: SwarmMember | None = None
         self._server: DirectoryServer | None = None
         self._reserved: Ports | None = None
-        self._relay: ValkeyRelay | None = None
+        self._relay = None if address is None else ValkeyRelay(address, found)
         self._secret = found
         self.name: str = name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(2)}"
         self._has_begun = False
-        self._places = ", ".join(join)
+        self._join = join
         close_at_exit(self.close)
         try:
             begin: Begin | None = None
             if address is not None:
                 places = [numeric_place(place_text(address.host, address.port))]
-                self._relay = ValkeyRelay(address, found)
             elif listen or not join:
                 places, begin = self._listen(host, port, places, options.interface)
             self._member = SwarmMember(
@@ -137,8 +137,7 @@ class Swarm:
         self, host: str, port: int, others: list[Address], interface: str
     ) -> tuple[list[Address], Begin | None]:
         """Open a directory. Returns the directories to ask, and the right to begin a swarm."""
-        owner = self._owner(standby=bool(others))
-        self._server = DirectoryServer(host, port, self._secret, owner=owner)
+        self._server = DirectoryServer(host, port, self._secret, owner=self._owner(bool(others)))
         # One that comes back hears from its own whom the swarm has turned to meanwhile.
         own = LOOPBACK[":" in host] if host in ANY_ADDRESS else host, self._server.port
         if not others:
@@ -160,51 +159,44 @@ class Swarm:
             )
         if joins:
             self._server.adopt(self.member.session)
-        self.member.serves(host, self._server.port)
+        self.member.client.say(Serves(host, self._server.port))
+        self.member.client.directories.may_open((host, self._server.port), lambda: None)
 
     def _begin(self) -> None:
-        """Begin a swarm, for nobody who was to be joined has one. The client's thread calls it."""
+        """Begin a swarm, for nobody who was to be joined has one. The client's thread calls it,
+        maybe more than once."""
         assert self._server is not None
         if not self._has_begun:
             self._has_begun = True
             self._server.begin()
-            log.warning("peer %r begins a swarm: none of %s has one", self.name, self._places)
+            places = ", ".join(self._join)
+            log.warning("peer %r begins a swarm: none of %s has one", self.name, places)
 
     def _reserve(self, member: SwarmMember) -> None:
-        """A port at which others may find a directory of this peer, if there is no other."""
+        """Take a port for a directory, which this peer opens if there is no other."""
         try:
             self._reserved = bound_to(member.address, 0)
         except RendezvousError as error:
             log.warning("peer %r may not serve: %s", self.name, error)
             return
-        port = self._reserved.port
-        member.may_serve(member.address, port, lambda: self._open(member, port))
+        place = member.address, self._reserved.port
+        member.client.directories.may_open(place, lambda: self._open(member, place))
+        member.client.say(Serves(*place, spare=1))
 
-    def _open(self, member: SwarmMember, port: int) -> None:
-        """Open a directory. A thread of the peer calls it, which ends before the swarm is
-        closed."""
+    def _open(self, member: SwarmMember, place: Address) -> None:
+        """Open a directory. The client's thread calls it, maybe more than once."""
         if self._server is not None:
             return
-        bound, self._reserved = self._reserved, None
+        ports, self._reserved = self._reserved, None
         self._server = DirectoryServer(
-            member.address,
-            port,
-            self._secret,
-            session=member.session,
-            owner=self._owner(standby=True),
-            bound=bound,
+            *place, self._secret, session=member.session, owner=self._owner(True), bound=ports
         )
-        self._address = place_text(member.address, port)
+        self._address = place_text(*place)
         log.info("peer %r has opened a directory at %s", self.name, self._address)
+        member.client.say(Serves(*place))
 
-    def _owner(self, *, standby: bool) -> Owner:
-        def directories() -> tuple[tuple[str, int], ...]:
-            return () if self._member is None else self._member.client.directories
-
-        def others() -> tuple[tuple[str, int], ...]:
-            return () if self._member is None else self._member.client.heard
-
-        return Owner(self.name, directories, others, standby)
+    def _owner(self, standby: bool) -> Owner:
+        return Owner(self.name, lambda: self._member.client if self._member else None, standby)
 
     @property
     def address(self) -> str:
@@ -296,16 +288,10 @@ class Swarm:
         atexit.unregister(self.close)
         if self._server is not None and self._member is not None and not self._member.averages_now:
             self._server.serve_on(FIRST_GRACE)
-        if self._member is not None:
-            self._member.close()
-            self._member = None
-        if self._reserved is not None:
-            self._reserved.close()
-            self._reserved = None
-        if self._server is not None:
-            self._server.close()
-        if self._relay is not None:
-            self._relay.close()
+        for part in (self._member, self._reserved, self._server, self._relay):
+            if part is not None:
+                part.close()
+        self._member = self._reserved = None
 
     def __enter__(self) -> Swarm:
         return self
@@ -326,26 +312,22 @@ def _known_as(host: str, port: int, others: Sequence[Address], interface: str) -
 
 
 def _is_of_this_machine(address: str) -> bool:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
+    with contextlib.suppress(OSError):
+        bound(address, 0, socket.SOCK_DGRAM).close()
+        return True
+    return False
 
 
 def _server_of(listen: str, join: Sequence[str]) -> ValkeyUrl | None:
     """Return the address of the valkey server; None: there is none."""
-    found = [one for one in join if one.startswith(SCHEME)]
-    if not found:
+    if not any(one.startswith(SCHEME) for one in join):
         return None
     if listen or len(join) > 1:
         raise OptionError(
             "a swarm that meets by a valkey server has this one place: "
             f"join=['{SCHEME}host:port/prefix'] on all peers, and no listen"
         )
-    return ValkeyUrl.of(found[0])
+    return ValkeyUrl.of(join[0])
 
 
 def numeric_place(text: str) -> Address:

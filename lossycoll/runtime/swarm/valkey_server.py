@@ -34,16 +34,11 @@ GRACE_SECONDS: Final = 2.0
 """For which a notice holds though nobody listens to the inbox: its directory is about to."""
 TRIES: Final = 4
 _INBOX, _SESSION = re.compile("[0-9a-f]{32}"), re.compile("[0-9a-f]{16,64}")
-_MS: Final = 1000
-# A key of another type is nobody's notice.
-_FOUND: Final = """
+_TAKE: Final = """
+-- A key of another type is nobody's notice.
 local kind = redis.call('TYPE', KEYS[1]).ok
 if kind ~= 'string' and kind ~= 'none' then redis.call('DEL', KEYS[1]) end
 local now = redis.call('GET', KEYS[1]) or ''
-"""
-_CLAIM: Final = (
-    _FOUND
-    + """
 local seen, inbox, offer = ARGV[1], ARGV[2], ARGV[3]
 local kept, lease, grace = tonumber(ARGV[4]), tonumber(ARGV[5]), tonumber(ARGV[6])
 if now ~= '' and now ~= seen then return now end
@@ -52,25 +47,12 @@ if now ~= '' and inbox ~= '' then
     local listeners = redis.call('PUBSUB', 'NUMSUB', inbox)[2]
     if age >= 0 and age < lease and (age < grace or listeners > 0) then return now end
 end
-if offer ~= '' then redis.call('SET', KEYS[1], offer, 'PX', kept) end
+if kept == 0 then redis.call('DEL', KEYS[1])
+elseif offer ~= '' then redis.call('SET', KEYS[1], offer, 'PX', kept) end
 return offer
 """
-)
-_RENEW: Final = (
-    _FOUND
-    + """
-if now ~= '' and now ~= ARGV[1] then return now end
-redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
-return ARGV[2]
-"""
-)
-_RELEASE: Final = (
-    _FOUND
-    + """
-if now == ARGV[1] then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
-return now
-"""
-)
+"""Offers a notice in the place of the one that was seen, if that stands there yet, or none: for so
+many ms. One whose directory listens to its inbox, and has renewed it in time, stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +117,13 @@ class ValkeyServer:
         except self._errors as error:
             raise OSError(str(error)) from error
 
-    def run(self, script: str, key: str, *arguments: str | bytes | int) -> bytes:
-        """Run a Lua script that looks at one key, and return its answer."""
+    def take(
+        self, key: str, seen: bytes, inbox: str, offer: bytes, seconds: Sequence[float]
+    ) -> bytes:
+        """Offer a notice (:data:`_TAKE`), and return what stands there now."""
+        times = [round(1000 * one) for one in seconds]
         with self._heard():
-            found = self._client.eval(script, 1, key, *arguments)
+            found = self._client.eval(_TAKE, 1, key, seen, inbox, offer, *times)
         if not isinstance(found, bytes):
             raise OSError(f"the server answers {str(found)[:80]!r}")
         return found
@@ -174,7 +159,6 @@ class ValkeyServer:
         return Subscription(pubsub, channel, self._errors)
 
     def close(self) -> None:
-        """Ends the connections, but for those of subscriptions. Idempotent."""
         self._client.close()
 
 
@@ -226,11 +210,13 @@ class Notices:
     """Notices of one swarm. ``secret``: the swarm's; None: all is in clear."""
 
     def __init__(self, server: ValkeyServer, prefix: str, secret: Secret | None) -> None:
-        self._server = server
+        self.server = server
         self._sealed = None if secret is None else SealedValues(secret)
         self.key = f"lossycoll:{prefix}"
+        self.frames_key = None if secret is None else secret.derived("relay", self.key)
+        """Key by which connections of this prefix are sealed; None: they are in clear."""
         self.news = self.channel("news")  # a channel: somebody's directory has taken the place
-        self.counts: Counter[str] = Counter()  # number of rejected entries, by reason
+        self.counts: Counter[str] = Counter()  # frames and notices that weren't believed, by why
 
     def channel(self, name: str) -> str:
         """The channel of an inbox, or of a peer's connection."""
@@ -248,10 +234,10 @@ class Notices:
             offer = self.value(own) if kept or begins else b""
             # Those that were in the swarm know better than a newcomer, who may have another secret.
             grace = LEASE if seen and not notice and not session else GRACE_SECONDS
-            times = [round(one * _MS) for one in (KEPT_SECONDS, LEASE, grace)]
+            times = KEPT_SECONDS, LEASE, grace
             inbox = self._inbox_of(seen)
             theirs = self.channel(inbox) if inbox else ""
-            now = self._server.run(_CLAIM, self.key, seen, theirs, offer, *times)
+            now = self.server.take(self.key, seen, theirs, offer, times)
             if now == b"":
                 return None
             if now == offer:
@@ -266,8 +252,7 @@ class Notices:
     def renew(self, before: bytes, value: bytes) -> bool:
         """The directory still serves. Returns whether it may: no other one does."""
         for _ in range(TRIES):
-            kept = round(KEPT_SECONDS * _MS)
-            now = self._server.run(_RENEW, self.key, before, value, kept)
+            now = self.server.take(self.key, before, "", value, (KEPT_SECONDS, 0, 0))
             if now == value:
                 return True
             other = self._read(now)
@@ -279,7 +264,7 @@ class Notices:
     def release(self, value: bytes, *, others: bool) -> None:
         """The directory ends. ``others``: it leaves peers behind, whose swarm goes on."""
         left = KEPT_SECONDS - LEASE if others else 0.0
-        self._server.run(_RELEASE, self.key, value, round(left * _MS))
+        self.server.take(self.key, value, "", value, (left, 0, 0))
 
     def value(self, notice: Notice) -> bytes:
         """Return the value of a notice: the inbox, which the server looks at, and the session."""

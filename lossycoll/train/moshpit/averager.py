@@ -29,8 +29,7 @@ from lossycoll.plan.grid import Grid
 from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.swarm.member import NO_ROUND, RoundReport
 from lossycoll.runtime.swarm.protocol import AVERAGE, SHAPES, TENSORS, digest_of, text_of
-from lossycoll.runtime.swarm.state import Snapshot
-from lossycoll.runtime.swarm.state_transfer import TransferredState
+from lossycoll.runtime.swarm.state_transfer import Snapshot, TransferredState
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.train.common.models import is_dtensor, local
 

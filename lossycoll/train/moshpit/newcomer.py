@@ -16,7 +16,7 @@ from lossycoll.errors import (
     RendezvousError,
 )
 from lossycoll.runtime.swarm.member import RoundReport
-from lossycoll.runtime.swarm.state import Snapshot
+from lossycoll.runtime.swarm.state_transfer import Snapshot
 from lossycoll.train.common.collectives import extremes
 from lossycoll.train.common.models import is_dtensor
 from lossycoll.train.common.packing import unpacked

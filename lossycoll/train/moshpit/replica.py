@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.runtime.control.schema import printable
 from lossycoll.runtime.swarm.member import RoundReport
-from lossycoll.runtime.swarm.state import Snapshot
+from lossycoll.runtime.swarm.state_transfer import Snapshot
 from lossycoll.train.common.models import like, local, parts
 from lossycoll.train.common.packing import packed, unpacked
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,12 +16,6 @@ from tests.runtime.swarm.test_member import SCHEMA, directory, peers, together
 
 COUNT = 5000
 MOST = 3.0
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def bounded(stack: ExitStack, count: int, **options: Any) -> list[SwarmMember]:

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 import pytest
 
 from lossycoll.runtime.control.schema import Address
-from lossycoll.runtime.swarm.directory_list import BEGIN_SECONDS, Begin, DirectoryList
-from lossycoll.runtime.swarm.directory_search import (
+from lossycoll.runtime.swarm.directory_list import (
+    BEGIN_SECONDS,
     REACH_SECONDS,
     SILENT_SECONDS,
+    Begin,
+    DirectoryList,
     DirectorySearch,
     FoundDirectory,
 )

@@ -39,7 +39,6 @@ from lossycoll.runtime.swarm.protocol import (
     Present,
     Ready,
     Serves,
-    Spare,
     Who,
     pack,
     unpack,
@@ -101,7 +100,7 @@ class Many:
     def __init__(self, count: int, *, takes_over: bool = False) -> None:
         self.clock = Clock()
         self.directory = Directory(self.clock, session=SESSION)
-        self.service = DirectoryService(self.directory, lambda session: None)
+        self.service = DirectoryService(self.directory)
         self.ends = [Ends() for _ in range(count)]
         self.sessions: list[PeerSession] = []
         for number, end in enumerate(self.ends):
@@ -109,7 +108,7 @@ class Many:
             place = f"10.{number >> 8}.{number & 255}.1"
             had = {"number": number, "session": SESSION} if takes_over else {}
             self.say(number, replace(joins(number), **had))  # type: ignore[arg-type]
-            self.say(number, Here(place, 4000), Spare(place, 5000), Averages(SCHEMA, ""))
+            self.say(number, Here(place, 4000), Serves(place, 5000, 1), Averages(SCHEMA, ""))
 
     def say(self, number: int, *messages: Message) -> None:
         """As the thread of a directory hears it."""
@@ -257,8 +256,6 @@ def test_a_peer_puts_names_together(monkeypatch: pytest.MonkeyPatch) -> None:
                     [("127.0.0.1", server.port)],
                     f"peer {number}",
                     ZmqDirectoryTransport(None),
-                    lambda incarnation: None,
-                    lambda transfer: None,
                 )
             )
             peers[-1].connect(10.0)

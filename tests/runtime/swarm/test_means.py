@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import combinations
 from typing import Any
@@ -25,12 +25,6 @@ from tests.support.oracle_checks import rounded_elements
 WEIGHTS = [1.0, 0.5, 0.25, 0.5]
 """Dyadic, so that sums are exact in any order."""
 WIRES = ("same", "bf16", "fp16", "int8", "int5", "int4", "int4/int8", "int2")
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def peers(stack: ExitStack, wire: str, count: int = 4, **options: Any) -> list[SwarmMember]:

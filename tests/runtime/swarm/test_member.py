@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,6 @@ SECRET = Secret.of(b"a secret of tests")
 SCHEMA = "5c" * 16
 NOTHING_MOVED = SimpleNamespace(contributions=1.0, kept=1.0, refused=())
 """An exchange that a test has stood in for."""
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def directory(stack: ExitStack, secret: Secret | None, *shape: int) -> tuple[str, int]:
@@ -96,7 +90,7 @@ def test_a_wait_for_a_group_that_ends_early_is_no_readiness(
         raise error("enough")
 
     transport: Any = SimpleNamespace(wake=lambda: None)
-    client = DirectoryClient([("127.0.0.1", 9)], "a", transport, print, print)
+    client = DirectoryClient([("127.0.0.1", 9)], "a", transport)
     monkeypatch.setattr(client, "_awaited", ends)
     client._in_round = True
     with pytest.raises(error):
@@ -330,7 +324,6 @@ def test_peers_that_meet_anew_have_new_keys(
         assert all((each == 0.5).all() for each in values)
         assert len(keys) == 2 + 2 * turn
         for one in members:
-            assert one._endpoint is not None
             one._endpoint.nat_agent.forget(1 - one.number)
     halves = [{key[:32], key[32:]} for key in keys]
     assert halves[0] == halves[1]

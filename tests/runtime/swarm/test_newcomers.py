@@ -61,16 +61,15 @@ class Started:
         self.directory = Directory(time.monotonic)
         self.service = DirectoryService(
             self.directory,
-            lambda session: None,
             merge=PartitionMerge(time.monotonic, self.directory),
-            place=lambda session: ("10.0.0.1", 7000),
             waits=waits,
         )
 
     def answers(self, message: Message) -> Message:
         """What it says to the first message of a connection."""
         end = End(came=[pack(message)])
-        self.service.hear(self.service.admit(end))
+        session = self.service.admit(end, place=lambda: ("10.0.0.1", 7000))
+        self.service.hear(session)
         return end.told[0]
 
 

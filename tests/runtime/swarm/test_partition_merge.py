@@ -37,6 +37,7 @@ from lossycoll.runtime.swarm.protocol import (
     Join,
     Joined,
     Refused,
+    Serves,
 )
 
 SESSION, SCHEMA = "5" * 16, "5c" * 16
@@ -205,9 +206,9 @@ def test_an_answer_that_the_rule_does_not_bear_out_is_not_followed() -> None:
 def test_rounds_go_on_from_the_higher_ones() -> None:
     clock, small, large = pair(2, 3)
     for peer in small.directory.peers.values():
-        peer.round = 40
+        small.directory._rounds.move(peer, 40)
     for peer, number in zip(large.directory.peers.values(), (7, 7, 8), strict=True):
-        peer.round = number
+        large.directory._rounds.move(peer, number)
     assert meet(small, large)
     rounds = [peer.round for peer in large.directory.peers.values()]
     assert rounds == [39, 39, 40]
@@ -296,8 +297,10 @@ def test_whom_a_directory_asks_and_when() -> None:
     number = site.come("a")
     assert number is not None
     site.merge.learn(site.own)
-    site.directory.serves(number, place_of(59))
-    site.directory.spare(number, place_of(58))
+    site.directory.serves(number, Serves(*place_of(59)))
+    other = site.come("b")
+    assert other is not None
+    site.directory.serves(other, Serves(*place_of(58), spare=1))
     asked = []
     for _ in range(1000):
         clock.now += 0.1

@@ -47,7 +47,7 @@ def test_a_port_that_is_taken_in_udp_alone_is_held_in_neither() -> None:
 
 @pytest.mark.parametrize("failures", [TRIES - 1, TRIES])
 def test_others_are_tried_where_any_will_do(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    bound, failed = ports._bound, []
+    bound, failed = ports.bound, []
 
     def some(host: str, port: int, kind: socket.SocketKind) -> Any:
         if kind == socket.SOCK_DGRAM and len(failed) < failures:
@@ -55,7 +55,7 @@ def test_others_are_tried_where_any_will_do(failures: int, monkeypatch: pytest.M
             raise OSError(98, "Address already in use")
         return bound(host, port, kind)
 
-    monkeypatch.setattr(ports, "_bound", some)
+    monkeypatch.setattr(ports, "bound", some)
     if failures == TRIES:
         with pytest.raises(RendezvousError, match="its UDP port"):
             bound_to("127.0.0.1", 0)

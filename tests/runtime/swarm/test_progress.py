@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from lossycoll.runtime.swarm.directory import FIRST_GRACE, PATIENCE, SETTLE
 from lossycoll.runtime.swarm.directory_tables import MOST_SAMPLES, MOST_TARGETS, Progress
-from lossycoll.runtime.swarm.peer import Peer, Rounds
+from lossycoll.runtime.swarm.placement import Peer
 from lossycoll.runtime.swarm.protocol import (
     MOST_WEIGHT,
     Agreed,
@@ -441,7 +441,7 @@ def test_no_weight_is_more_than_messages_carry(target: int) -> None:
 
 @given(st.integers(1, MOST_TARGET), st.floats(0, 4))
 def test_weights_of_any_target_can_be_said(target: int, share: float) -> None:
-    progress, peer = Progress(), Peer(0, "a", "0f" * 16, Rounds(), 0.0, 0)
+    progress, peer = Progress(), Peer(0, "a", "0f" * 16, 0.0, 0)
     progress.target, peer.since, peer.weight = target, round(share * target), 1.0
     progress.begin([peer])
     assert peer.weight is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import numpy as np
@@ -34,12 +33,6 @@ from tests.support.waiting import until
 KEY = key_of(None, "5" * 16)
 NONCE = bytes(range(16))
 QUESTION = ConnectivityMessage(Kind.CHECK, 3, DIRECTORY, nonce=NONCE)
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 class Asker:
@@ -141,7 +134,6 @@ def test_what_strangers_say_of_an_address_is_not_believed(
     stack.callback(server.close)
     one, other = peers(stack, ("127.0.0.1", server.port), "ab", secret)
     end = one._endpoint
-    assert end is not None
     stranger = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
     wrong, right = key_of(secret, "6" * 16), key_of(secret, one.session)
     lie = ConnectivityMessage(
@@ -168,10 +160,8 @@ def test_a_peer_whose_address_changes_comes_anew(stack: ExitStack) -> None:
     incarnations = []
     join = one.client._run_session
     assert before is not None
-    assert one._endpoints is not None
-    assert one._endpoint is not None
     one.client._run_session = lambda place: incarnations.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
     one._endpoints.say_address(one._endpoint.place, seen, moved=True)
     until(lambda: len(incarnations) > 0)
     assert one.client.names() == ("a",)
-    assert any(getattr(said, "others", ()) == (seen,) for said in one.client._standing)
+    assert any(getattr(said, "others", ()) == (seen,) for said in one.client._standing.values())

@@ -3,6 +3,7 @@ engines and processes."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import os
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from lossycoll.runtime.control.events import Received
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm import directory_tables
-from lossycoll.runtime.swarm.directory_query import peers_of
+from lossycoll.runtime.swarm.directory_list import peers_of
 from lossycoll.runtime.swarm.directory_transport import ZmqDirectoryTransport, swarm_keys
 from lossycoll.runtime.swarm.member import RoundReport, SwarmMember
 from lossycoll.runtime.swarm.partition_merge import PartitionMerge
@@ -42,12 +43,6 @@ from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
 SECRET = Secret.of(b"a secret of tests")
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +151,6 @@ def test_a_redirected_peer_asks_for_its_reflexive_address(
     observer, former = parts.one.reflexive, parts.second[0]._endpoint
     answer = observer._answer
     monkeypatch.setattr(observer, "_answer", lambda data, source: answer(data, seen))
-    assert former is not None
     heal(parts.two, parts.one)
     parts.are_one()
     until(lambda: parts.second[0].number != 2)
@@ -168,7 +162,6 @@ def test_a_redirected_peer_asks_for_its_reflexive_address(
         return [place.others if place else () for place in places]
 
     until(lambda: others() == [(seen,), (seen,)])
-    assert parts.second[0]._endpoints is not None
     parts.second[0]._endpoints.say_address(former.place, ("203.0.113.9", 1), True)
     mean(parts.all, [0.0, 1.0, 5.0, 2.0, 3.0])
     assert others() == [(seen,), (seen,)]
@@ -245,7 +238,8 @@ def test_who_is_refused_there_comes_back(stack: ExitStack) -> None:
 def test_other_models_do_not_meet(differs: tuple[str, str], stack: ExitStack) -> None:
     parts = Parts(stack)
     for peer in list(parts.two._directory.peers.values()):
-        setattr(peer, *differs)
+        assert peer.said is not None
+        peer.said = dataclasses.replace(peer.said, **dict([differs]))  # type: ignore[arg-type]
     heal(parts.two, parts.one)
     time.sleep(5 * halves.ASK_SECONDS)
     assert names(parts.two) == {"c", "d"}
@@ -409,7 +403,7 @@ def test_those_that_are_left_elect_others(stack: ExitStack) -> None:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
     swarms[-1].wait_for(7, 20.0)
-    until(lambda: all(len(one.member.client.directories) == 7 for one in swarms))
+    until(lambda: all(len(one.member.client.directories.places) == 7 for one in swarms))
     for process in (first, second):
         os.kill(process.process.pid, signal.SIGKILL)
     for count in (5, 4, 3, 2):
@@ -421,7 +415,7 @@ def test_those_that_are_left_elect_others(stack: ExitStack) -> None:
         until(lambda server=server: server.reflexive.counts["answered"] > 0)  # type: ignore[misc]
         swarms.remove(elected)
         elected.close()
-    heard = [f"{host}:{port}" for host, port in swarms[0].member.client.heard]
+    heard = [f"{host}:{port}" for host, port in swarms[0].member.client.directories.heard]
     newcomer = Swarm(join=heard, secret=TEXT, name="z")
     stack.callback(newcomer.close)
     newcomer.wait_for(2, 20.0)
@@ -437,7 +431,7 @@ def test_those_that_listened_find_the_swarm_when_they_come_back(stack: ExitStack
     for swarm in swarms:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
-    until(lambda: all(len(one.member.client.directories) == 4 for one in swarms))
+    until(lambda: all(len(one.member.client.directories.places) == 4 for one in swarms))
     places = [first.address, second.address]
     second.close()
     first.close()
@@ -464,7 +458,7 @@ def test_a_directory_that_was_restarted_begins_no_second_swarm(stack: ExitStack)
     for swarm in swarms:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
-    until(lambda: all(len(one.member.client.directories) == 3 for one in swarms))
+    until(lambda: all(len(one.member.client.directories.places) == 3 for one in swarms))
     former.close()
     mean([one.member for one in swarms], [1.0, 2.0])
     again = DirectoryServer("127.0.0.1", former.port, secret, waits=60.0)
@@ -502,11 +496,11 @@ def test_two_that_were_elected_at_once_become_one(stack: ExitStack) -> None:
     for swarm in swarms:
         stack.callback(swarm.close)
         swarm.member.averages(SCHEMA)
-    until(lambda: all(len(one.member.client.directories) == 5 for one in swarms))
+    until(lambda: all(len(one.member.client.directories.places) == 5 for one in swarms))
     for swarm in swarms[:2]:  # each takes itself for the next
-        own = swarm.member.client._directories._own
+        own = swarm.member.client.directories._own
         assert own is not None
-        swarm.member.client._directories.prefer((first.member.address, 1), own)
+        swarm.member.client.directories.prefer((first.member.address, 1), own)
     assert first._server is not None
     first._server.close()
     first.close()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lossycoll.runtime.control.schema import Malformed
-from lossycoll.runtime.swarm.state import CHUNK, Gathering, Manifest, Snapshot, chosen
+from lossycoll.runtime.swarm.state_transfer import CHUNK, Gathering, Manifest, Snapshot, chosen
 
 MOST = 1 << 30
 
@@ -72,7 +72,7 @@ def gathered(gathering: Gathering, *donors: Snapshot) -> list[int]:
         held = {digest: n for n, digest in enumerate(donors[which].manifest().digests)}
         while numbers := gathering.take(held, 2):
             for number in numbers:
-                gathering.room(number)[:] = chunks[held[gathering.manifest.digests[number]]]
+                gathering.chunks[number][:] = chunks[held[gathering.manifest.digests[number]]]
                 assert gathering.put(number)
                 counts[which] += 1
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import numpy as np
@@ -20,8 +20,7 @@ from lossycoll.runtime.swarm.ice_agent import Route
 from lossycoll.runtime.swarm.member import SwarmMember
 from lossycoll.runtime.swarm.protocol import Member
 from lossycoll.runtime.swarm.server import DirectoryServer
-from lossycoll.runtime.swarm.state import CHUNK, Snapshot
-from lossycoll.runtime.swarm.state_transfer import MOST_DONATIONS
+from lossycoll.runtime.swarm.state_transfer import CHUNK, MOST_DONATIONS, Snapshot
 from tests.support.waiting import until
 
 SECRET = Secret.of(b"a secret of tests")
@@ -51,12 +50,6 @@ class Peers:
         one.offers(lambda: state)
         one.client.names()  # the directory has heard of the offer
         return one
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 @pytest.fixture
@@ -106,7 +99,6 @@ def test_a_donor_out_of_reach_keeps_no_other_waiting(
     state = snapshot(2)
     lost, *_ = [peers.donor(name, state).number for name in "abc"]
     newcomer = peers.come("newcomer")
-    assert newcomer._endpoint is not None
     agent, looked = newcomer._endpoint.nat_agent, []
     finds = agent.find_routes
 
@@ -351,10 +343,10 @@ def test_a_donor_asked_for_what_there_is_not(
     newcomer = peers.come("newcomer")
     caplog.set_level(logging.INFO, "lossycoll")
     (transfer,) = newcomer.client.transfers(1, 10.0)
-    pair = newcomer._endpoint.transfers._pair(transfer, state_transfer.JOINER)  # type: ignore[union-attr]
-    size = np.zeros(1, np.uint64)
-    pair.move([size.view(np.uint8)], state_transfer.DONOR)
-    pair.move([np.empty(int(size[0]), np.uint8)], state_transfer.DONOR)
+    pair = newcomer._endpoint.transfers._pair(transfer, state_transfer.JOINER)
+    head = np.zeros(2, np.uint64)
+    pair.move([head.view(np.uint8)], state_transfer.DONOR)
+    pair.move([np.empty(int(head[0]), np.uint8)], state_transfer.DONOR)
     asked = np.full(state_transfer.BATCH, state_transfer.NONE, np.uint32)
     asked[0] = 1000
     pair.move([asked.view(np.uint8)], state_transfer.JOINER)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from ipaddress import ip_address
 from pathlib import Path
@@ -30,12 +30,6 @@ ROOT = Path(__file__).resolve().parents[3]
 SECRET = "a secret of tests"
 HERE = "127.0.0.1"
 AHEAD = ["unshare", "--map-root-user", "--time", "--fork", "--kill-child", "--monotonic=100000000"]
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def test_peers_join_by_address_and_see_one_another(stack: ExitStack) -> None:

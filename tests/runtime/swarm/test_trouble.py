@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,12 +22,6 @@ from lossycoll.runtime.swarm.swarm import Swarm
 from tests.runtime.swarm.test_member import NOTHING_MOVED, SCHEMA, directory, peers, together
 
 SECRET = "a secret of tests"
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 def means(members: list[SwarmMember]) -> None:
@@ -138,8 +131,7 @@ def test_a_round_that_is_on_ends_when_the_swarm_is_closed(stack: ExitStack) -> N
     entered, leave = threading.Event(), threading.Event()
 
     def stay(paths: Any, group: Any, *rest: object) -> object:
-        rank = [member.number for member in group.members].index(other.number)
-        other._engine_of(paths, group.number, group.members, rank)
+        paths.begin_round(group.number, group.members)
         entered.set()
         leave.wait(20)
         return NOTHING_MOVED
@@ -224,10 +216,10 @@ def test_paths_to_those_that_have_gone_are_forgotten(stack: ExitStack) -> None:
     (last,) = peers(stack, place, "z", None)
     means([one, last])
     means([one, last])
-    assert one._endpoint is not None
     assert len(one._endpoint.paths._known) == 1
     assert len(one._endpoint.paths._over) <= 2
-    assert one._schema == SCHEMA
+    assert one.said is not None
+    assert one.said.schema == SCHEMA
 
 
 def test_who_was_out_of_sight_of_another_directory_is_met_again(stack: ExitStack) -> None:
@@ -239,8 +231,7 @@ def test_who_was_out_of_sight_of_another_directory_is_met_again(stack: ExitStack
     together(members, values)
     for member in members:
         for incarnation in list(member.client._partners.values()):
-            member._lost(incarnation)
-    assert members[0]._endpoint is not None
+            member._endpoints.gone(incarnation)
     assert all(map(members[0]._endpoint.paths.has_gone, members[0].client._partners.values()))
     for one, value in zip(values, (1.0, 3.0), strict=True):
         one.fill(value)

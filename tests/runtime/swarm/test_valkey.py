@@ -7,7 +7,6 @@ import select
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +21,7 @@ from lossycoll.runtime.swarm.connectivity import DIRECTORY, ConnectivityMessage,
 from lossycoll.runtime.swarm.ice_agent import Sends
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.nat_agent import NatAgent
-from lossycoll.runtime.swarm.protocol import DirectoryStatus, Here, Serves, Spare, pack
+from lossycoll.runtime.swarm.protocol import DirectoryStatus, Here, Serves, pack
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.runtime.swarm.valkey_relay import _ClientConnection
 from lossycoll.runtime.swarm.valkey_server import Notices, ValkeyServer, ValkeyUrl
@@ -33,12 +32,6 @@ from tests.support.valkey import Server
 from tests.support.waiting import until
 
 SECRET = "a secret of tests"
-
-
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as made:
-        yield made
 
 
 @pytest.fixture
@@ -125,11 +118,11 @@ def test_nobody_reserves_a_port_or_waits_for_a_reflexive_address(
         member = swarm.member
         assert swarm._reserved is None
         assert swarm._server is None
-        assert member._endpoint is not None
         assert member._endpoint.nat_agent.reflexive_address(1e6) is None
-        (here,) = [one for one in member.client._standing if isinstance(one, Here)]
+        here = member.client._standing[Here]
+        assert isinstance(here, Here)
         assert ((here.host, here.port), here.others) == (member._endpoint.place, ())
-        assert not [one for one in member.client._standing if isinstance(one, Spare | Serves)]
+        assert Serves not in member.client._standing
     (first,) = serving(swarms)
     assert first._relay is not None
     assert first._relay._directory is not None
@@ -320,12 +313,12 @@ def test_news_are_believed_as_far_as_to_ask(serves: bool, server: Server, stack:
     notices = Notices(reached, address.prefix, None)
     if serves:
         stack.callback(reached.listen(notices.channel("5" * 32)).close)
-    connection = _ClientConnection(reached, notices, "5" * 32, None, Counter())
+    connection = _ClientConnection(notices, "5" * 32)
     stack.callback(connection.close)
     assert not connection.broken
     server.client().publish(notices.news, b"whatever")
     if serves:
-        server.client().publish(notices.channel(connection._incarnation.hex()), b"after it")
+        server.client().publish(notices.channel(connection.incarnation.hex()), b"after it")
         until(lambda: connection.read() == [b"after it"])
         assert not connection.broken
     else:

@@ -15,11 +15,11 @@ from lossycoll.runtime.keys.secret import secret_of
 from lossycoll.runtime.swarm.protocol import MOST_PEERS, VERSION, Join, Leave, pack
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.runtime.swarm.valkey_server import Notice, Notices, ValkeyServer, ValkeyUrl
-from tests.runtime.swarm.test_valkey import SECRET, join, means, server, serving, stack
+from tests.runtime.swarm.test_valkey import SECRET, join, means, server, serving
 from tests.support.valkey import Server
 from tests.support.waiting import until
 
-__all__ = ["join", "server", "stack"]
+__all__ = ["join", "server"]
 KEY = "lossycoll:tests"
 
 

@@ -12,7 +12,6 @@ and where packets may be lost the engine has to know their elements.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import zlib
 from collections import OrderedDict
@@ -27,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.devices.layer import HostLowBits, Lane, Layer, LowBits
+from lossycoll.devices.layer import HostLowBits, LowBits, StreamOrder
 from lossycoll.devices.registry import Device, device_of
 from lossycoll.options.texts import DEVICE_WIRE
 from lossycoll.plan import codec
@@ -118,7 +117,7 @@ def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit],
 class DeviceWork(ManyWork):
     """Both exchanges of a call, and what is decoded after them."""
 
-    def __init__(self, works: list[dist.Work], result: list[Tensor], after: After) -> None:
+    def __init__(self, works: list[dist.Work], result: list[Tensor], after: StreamOrder) -> None:
         super().__init__(works, result)
         self._after = after
 
@@ -133,28 +132,11 @@ class DeviceWork(ManyWork):
         self._after.end.wait()
 
     @property
-    def streams(self) -> list[Any]:
+    def streams(self) -> list[StreamOrder]:
         return [self._after]
 
     def is_completed(self) -> bool:
         return super().is_completed() and bool(self._after.end.is_done())
-
-
-class After:
-    """A place in a stream that isn't the caller's."""
-
-    ahead = True
-
-    def __init__(self, layer: Layer, lane: Lane, end: Any) -> None:
-        self.layer: Final = layer
-        self.end: Final = end
-        self._lane = lane
-
-    def order_current(self) -> None:
-        self.layer.current().wait_for(self.end)
-
-    def after_end(self) -> contextlib.AbstractContextManager[None]:
-        return self.layer.after(self._lane, self.end)
 
 
 class DeviceWire:
@@ -248,7 +230,7 @@ class DeviceWire:
             low_bits.decode(sums[:-1].view(-1), tables.gathered, values, second, **how)
             if values.data_ptr() != tensor.data_ptr():
                 spread(values.view(tensor.shape), [tensor])
-            after = After(device.layer, lane, self._note(device, nans))
+            after = StreamOrder(device.layer, lane, self._note(device, nans), ahead=True)
         return DeviceWork([exchanged, gathered], call.filled, after)
 
     def _key(self, count: int, phase: int) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import torch
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.devices.bounce import Bounce
-from lossycoll.devices.layer import DeviceError, Lane, Layer
+from lossycoll.devices.layer import DeviceError, Lane, StreamOrder
 from lossycoll.devices.registry import CALL_PIECES, Device, abandon, device_of
 from lossycoll.errors import EngineError
 from lossycoll.options.texts import STREAM_WAIT
@@ -131,7 +130,8 @@ class OnDevice:
         """Queues the way back."""
         bounce, last = self._bounce, works[-1]
         if bounce is None:
-            last.streams = _Settled(self._device.layer)
+            layer = self._device.layer
+            last.streams = StreamOrder(layer, None, layer.current().record())
             return last
         # What comes before the data of an undivided call is waited for by the device's thread: if
         # it fails, so does the group, and with it the data. Pieces may end in any order.
@@ -169,23 +169,6 @@ class OnDevice:
             if not bounce.is_returning:
                 bounce.come_back()
             raise
-
-
-class _Settled:
-    """Outcome of a call that was done where the caller's kernels are queued."""
-
-    ahead = False
-
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
-        self.end = layer.current().record()
-
-    def order_current(self) -> None:
-        self.layer.current().wait_for(self.end)
-
-    def after_end(self) -> AbstractContextManager[None]:
-        """Nothing to wait for: whoever sets the future is on that stream."""
-        return nullcontext()
 
 
 def _cuts(tensor: Tensor, world: int) -> Sequence[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -129,6 +129,27 @@ class Layer(Protocol):
     def after(self, lane: Lane, event: Any) -> AbstractContextManager[None]:
         """Context in which a future's value becomes ready after ``event``. ``event``: one of the
         layer's; None: it is ready."""
+
+
+class StreamOrder:
+    """Order of a device's streams after the result of a call."""
+
+    def __init__(
+        self, layer: Layer, lane: Lane | None, end: Any = None, *, ahead: bool = False
+    ) -> None:
+        self.layer: Final = layer
+        self.lane: Any = lane  # None: the result is there in the caller's own stream
+        self.end = end  # The place after which it is there; None before that is known
+        self.ahead: Final = ahead  # Whether streams can be ordered before the call is done
+
+    def order_current(self) -> None:
+        """Orders whatever the caller queues from now on after the result."""
+        if self.end is not None:
+            self.layer.current().wait_for(self.end)
+
+    def after_end(self) -> AbstractContextManager[None]:
+        """Context in which a future's value becomes ready after the result."""
+        return nullcontext() if self.lane is None else self.layer.after(self.lane, self.end)
 
 
 LEAST: Final = 4096

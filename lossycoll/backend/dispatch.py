@@ -154,7 +154,7 @@ class Dispatcher:
     served at all."""
 
     def __init__(self, endpoint: Endpoint, devices: ServedDevices | None = None) -> None:
-        self._endpoint = endpoint
+        self.endpoint: Final = endpoint
         self.health: Final = endpoint.health
         self.where: Final = self.health.where
         self._group_failure = endpoint.operations.group_failure
@@ -191,7 +191,7 @@ class Dispatcher:
         doesn't where ``max_missing``, ``repair`` or ``fec`` was. All ranks must call this, and what
         it returns, between the same calls.
         """
-        made = self._endpoint.options
+        made = self.endpoint.options
         means = made.is_given("repair") or made.is_given("fec") or made.is_given("max_missing")
 
         def change(what: Callable[[Recovered], None]) -> None:
@@ -235,7 +235,7 @@ class Dispatcher:
             raise
         if operation is None:
             return None
-        work = self.coalescing.add(EngineWork(self._endpoint, operation, [target]))
+        work = self.coalescing.add(EngineWork(self.endpoint, operation, [target]))
         if not opts.asyncOp:
             # The caller is about to wait. Begun here, that takes fewer steps of Python, each of
             # which takes microseconds after computing. What a handler raises is the caller's.
@@ -259,9 +259,9 @@ class Dispatcher:
                 return work
         if choice.options.deterministic and choice.lossy:
             by_torch = torch.are_deterministic_algorithms_enabled()
-            self._endpoint.stats.promise(choice.options, BY_TORCH if by_torch else BY_OPTION)
+            self.endpoint.stats.promise(choice.options, BY_TORCH if by_torch else BY_OPTION)
         numbered = self.named(call, choice)
-        if choice.encoding != "same" and self._endpoint.one_host:
+        if choice.encoding != "same" and self.endpoint.one_host:
             asked = choice.options.wire
             self._tell_of_one_host(choice.encoding if asked == "same" else asked)
             choice = choice._replace(encoding="same")
@@ -309,7 +309,7 @@ class Dispatcher:
         if not call.on_device or not wire.serves(call, encoding, reduction):
             return None
         assert reduction is not None
-        before = self._endpoint.operations.sequencer.next
+        before = self.endpoint.operations.sequencer.next
         try:
             return wire.all_reduce(
                 *(call, encoding, reduction), lambda part: self._serve(part, self.check(part), opts)
@@ -324,13 +324,13 @@ class Dispatcher:
         if isinstance(error, LossyError) and not isinstance(error, DeviceError):
             return
         is_error = isinstance(error, Exception)
-        if not is_error and self._endpoint.operations.sequencer.next == before:
+        if not is_error and self.endpoint.operations.sequencer.next == before:
             return  # interrupted, and nothing was submitted
         named = self.named(call)
         self.health.issue(named)
         if is_error:
             assert isinstance(error, Exception)
-            raise not_submitted(self._endpoint, named, error) from error
+            raise not_submitted(self.endpoint, named, error) from error
         self.fail_halfway(named, error)
 
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
@@ -378,7 +378,7 @@ class Dispatcher:
         elif isinstance(error, Exception):
             if call.seq < 0:
                 self.health.issue(call)
-            raise not_submitted(self._endpoint, call, error) from error
+            raise not_submitted(self.endpoint, call, error) from error
         elif call.seq >= 0 and call.submitted != call.operations:
             if not call.submitted and self.health.take_back(call):
                 return
@@ -440,7 +440,7 @@ class Dispatcher:
             staged = then(staged, narrow)
         moves = call.nbytes or call.splits is not None
         on_device = (
-            OnDevice(self._endpoint, self.lanes, carried) if moves and call.on_device else None
+            OnDevice(self.endpoint, self.lanes, carried) if moves and call.on_device else None
         )
         try:
             if on_device is not None:
@@ -452,7 +452,7 @@ class Dispatcher:
                 choice, opts, staged, reduction, None if span is None else span.observe
             )
             s = Submission(
-                *(self._endpoint, numbered, carried, staged.source, staged.target, given),
+                *(self.endpoint, numbered, carried, staged.source, staged.target, given),
                 self.health,
             )
             if on_device is not None:
@@ -475,9 +475,9 @@ class Dispatcher:
         on_device: OnDevice | None,
     ) -> dist.Work:
         if isinstance(submitted, Operation):
-            work = call.kind.work(self._endpoint, submitted, call.filled)
+            work = call.kind.work(self.endpoint, submitted, call.filled)
             return work if on_device is None else on_device.submitted([work], (submitted,))
-        works = [EngineWork(self._endpoint, each, call.writes) for each in submitted]
+        works = [EngineWork(self.endpoint, each, call.writes) for each in submitted]
         return (
             ManyWork(works, call.writes)
             if on_device is None

@@ -15,7 +15,6 @@ or the rank that a receive was served by (tests/backend/test_works_of_backends.p
 from __future__ import annotations
 
 import contextlib
-import functools
 import secrets
 import threading
 import weakref
@@ -34,8 +33,7 @@ from lossycoll.devices.registry import is_served
 from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-from .checks import Unawaited
-from .tensors import awaited, has_memory
+from .tensors import has_memory
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 
@@ -144,34 +142,6 @@ class DelegateBackends:
             with contextlib.suppress(RuntimeError):  # it has failed by itself before
                 if end is not None:
                     end()
-
-
-def delegating(kind: type) -> None:
-    """Has methods of a process group's class hand calls on that raise :class:`Delegated`, and make
-    those again that raise :class:`Unawaited`, with what their tensors wait for."""
-    for name in (*DELEGATED, *NEWER):
-        method = getattr(kind, name, None)
-        if method is not None:
-            setattr(kind, name, _handing_on(method, NEWER.get(name, name)))
-
-
-def _handing_on(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def served(group: Any, *arguments: Any, **rest: Any) -> Any:
-        try:
-            return method(group, *arguments, **rest)
-        except Unawaited:
-            call = None
-        except Delegated as found:
-            call = getattr(found.backend, name, None)
-            if call is None:
-                raise
-        if call is None:
-            named = {key: awaited(value) for key, value in rest.items()}
-            return served(group, *awaited(arguments), **named)
-        return group._coalescing.add(call(*arguments, **rest))
-
-    return served
 
 
 SERVED = ("cpu", "cuda")

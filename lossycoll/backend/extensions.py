@@ -19,6 +19,7 @@ from lossycoll.runtime.engine.reports import Report, Stats
 
 from . import block_collectives
 from .block_collectives import BlockWork, ContributionWork
+from .bootstrap import Group
 from .description import Description
 from .dispatch import Dispatcher, Recovered
 from .overloads import opaque
@@ -33,10 +34,9 @@ class Extensions:
 
     _endpoint: Endpoint
     _dispatcher: Dispatcher
-    _topology: Topology
+    _group: Group
     _name: str
     _description: str
-    _rekey: Callable[[], None]
 
     # ---- figures and options ----
 
@@ -63,11 +63,11 @@ class Extensions:
 
     def lossy_topology(self) -> Topology:
         """Return the ranks' hosts and sites (``lossycoll.topology``)."""
-        return self._topology
+        return self._group.topology
 
     def lossy_rekey(self) -> None:
         """Change the keys of all traffic from now on (``lossycoll.rekey``)."""
-        self._rekey()
+        self._group.rekey()
 
     def lossy_options(self) -> Options:
         """Return the options for a call made now, as changed by the scope around it."""

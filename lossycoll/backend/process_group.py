@@ -33,10 +33,10 @@ from .bootstrap import Group
 from .builder import GroupSpec
 from .collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
 from .description import Description
-from .devices import HAS_BACKENDS, SERVED, DelegateBackends, ServedDevices, backend_of, delegating
+from .devices import HAS_BACKENDS, SERVED, DelegateBackends, ServedDevices, backend_of
 from .dispatch import Dispatcher
 from .extensions import Extensions
-from .overloads import opaque, overloaded
+from .overloads import opaque, serve
 from .point_to_point import PointToPoint, monitored_barrier
 from .reconfiguration import Reconfigurable, Reconfiguration
 from .thread_scopes import ByTorch
@@ -115,21 +115,13 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._endpoint.timeout = bounded(self._timeout).total_seconds()
         self._health = self._endpoint.health
         self._where = self._health.where
-        self._topology = group.topology
-        self._rekey = group.rekey
         # The group's: that of spec is for the meeting, which reconfigure may give another one.
         self._others = DelegateBackends(self._where, spec.store, bounded(self._timeout))
         served = ServedDevices(self._where, self._configured, self._others)
         self._dispatcher = Dispatcher(self._endpoint, served)
         self._again = self._dispatcher.run_again
         self._coalescing = self._dispatcher.coalescing
-        self._point_to_point = PointToPoint(
-            self._endpoint,
-            group.messages,
-            self._coalescing,
-            self._dispatcher.devices,
-            self._dispatcher.lanes,
-        )
+        self._point_to_point = PointToPoint(self._dispatcher, group.messages)
         group.abort_hooks = self._abort_hooks
         _living[self._serial] = self
 
@@ -189,7 +181,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce a tensor of all ranks in place, on all ranks."""
-        opts = _c10d.AllreduceOptions() if opts is None else opts
         op, one = opts.reduceOp, tensors[0] if len(tensors) == 1 else None
         if one is not None and (again := self._again(ALL_REDUCE, one, one, op.op, opts)):
             return again
@@ -454,8 +445,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._dispatcher.lanes.give_back()
 
 
-overloaded(LossyProcessGroup)
-delegating(LossyProcessGroup)
+serve(LossyProcessGroup)
 opaque(LossyProcessGroup)
 carry_by(ByTorch())
 
@@ -463,17 +453,8 @@ carry_by(ByTorch())
 def _configured(group: LossyProcessGroup) -> Callable[[], str]:
     """A function that tells which backends torch was asked for, such as "cpu:lossy,cuda:lossy". It
     doesn't keep the group, which is to be freed when its last user forgets it."""
-    known = weakref.ref(group)
-
-    def configured() -> str:
-        here = known()
-        return (
-            ""
-            if here is None
-            else str(dist.distributed_c10d._world.pg_backend_config.get(here, ""))
-        )
-
-    return configured
+    known: Any = weakref.ref(group)
+    return lambda: str(dist.distributed_c10d._world.pg_backend_config.get(known(), ""))
 
 
 def _parent(backend_options: Any) -> Parent | None:

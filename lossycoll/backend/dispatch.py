@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -142,13 +142,6 @@ def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_s
     return loss is Loss.DELIVERY
 
 
-class Recovered(NamedTuple):
-    """Recovery asked of a group: rounds of resending, and the share that may be missing."""
-
-    repair: int | None = None
-    max_missing: float | None = None
-
-
 class Dispatcher:
     """The pipeline of one group. ``devices``: which devices the group serves; None: all that are
     served at all."""
@@ -161,8 +154,8 @@ class Dispatcher:
         self.fail: Final = endpoint.fail
         self._options = endpoint.options
         self._says_lossy = endpoint.options.is_given("delivery")
-        self._told_of_activations = self._told_of_one_host = False
-        self._asked: list[Recovered] = []
+        self._told: set[str] = set()
+        self._asked: list[tuple[int | None, float | None]] = []
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
         self.device_wire: Final = DeviceWire(endpoint, self.lanes)
@@ -184,7 +177,7 @@ class Dispatcher:
             return determined(options)
         return options
 
-    def recover(self, asked: Recovered) -> Callable[[], None]:
+    def recover(self, repair: int | None, max_missing: float | None) -> Callable[[], None]:
         """Brings back as much as is asked for from now on, of what is lossy.
 
         Whoever made the group goes first: rounds don't count where ``repair`` was set, a share
@@ -194,10 +187,10 @@ class Dispatcher:
         made = self.endpoint.options
         means = made.is_given("repair") or made.is_given("fec") or made.is_given("max_missing")
 
-        def change(what: Callable[[Recovered], None]) -> None:
-            what(asked)
-            rounds = [one.repair for one in self._asked if one.repair is not None]
-            shares = [one.max_missing for one in self._asked if one.max_missing is not None]
+        def change(what: Callable[[tuple[int | None, float | None]], None]) -> None:
+            what((repair, max_missing))
+            rounds = [one for one, _ in self._asked if one is not None]
+            shares = [one for _, one in self._asked if one is not None]
             changes: dict[str, Any] = {}
             if rounds and not made.is_given("repair"):
                 changes["repair"] = max(rounds)
@@ -263,7 +256,11 @@ class Dispatcher:
         numbered = self.named(call, choice)
         if choice.encoding != "same" and self.endpoint.one_host:
             asked = choice.options.wire
-            self._tell_of_one_host(choice.encoding if asked == "same" else asked)
+            self._tell_once(
+                "%s: wire=%s changes nothing here: all ranks share a host, where floats travel as "
+                "they are; to try an encoding on one host, set LOSSYCOLL_LINK=udp",
+                choice.encoding if asked == "same" else asked,
+            )
             choice = choice._replace(encoding="same")
         try:
             work = self._by_engine(numbered, call, opts, choice, reduction)
@@ -274,31 +271,22 @@ class Dispatcher:
             self.repeats.remember(call, choice, reduction, numbered, options, opts, work)
         return work
 
-    def _tell_of_one_host(self, wire: str) -> None:
-        """Once: only what leaves a host is encoded."""
-        if not self._told_of_one_host and self.where.rank == 0:
-            log.info(
-                "%s: wire=%s changes nothing here: all ranks share a host, where floats travel as "
-                "they are; to try an encoding on one host, set LOSSYCOLL_LINK=udp",
-                self.where,
-                wire,
-            )
-        self._told_of_one_host = True
+    def _tell_once(self, text: str, value: str) -> None:
+        if text not in self._told and self.where.rank == 0:
+            log.info(text, self.where, value)
+        self._told.add(text)
 
     def _is_exact(self, kind: CollectiveKind) -> bool:
         """True if a sum is of activations, as far as can be seen, and nobody has said that it may
         lose packets (docs/backend.md)."""
         if kind.loss is not Loss.REDUCTION or self._says_lossy or not adds_activations():
             return False
-        if not self._told_of_activations and self.where.rank == 0:
-            log.info(
-                "%s: %s in a module's forward or by torch.ops (DTensor, torch.compile) adds "
-                "activations up and is reliable; with lossycoll.lossy() around it, or "
-                "Options(delivery='lossy'), it may lose packets",
-                self.where,
-                kind.name,
-            )
-        self._told_of_activations = True
+        self._tell_once(
+            "%s: %s in a module's forward or by torch.ops (DTensor, torch.compile) adds "
+            "activations up and is reliable; with lossycoll.lossy() around it, or "
+            "Options(delivery='lossy'), it may lose packets",
+            kind.name,
+        )
         return True
 
     def _encoded_there(
@@ -460,29 +448,17 @@ class Dispatcher:
             self.health.issue(numbered)  # after all that may take long or fail for want of memory
             with NO_SPAN if span is None else span:
                 submitted = submit(s) if on_device is None else on_device.submit(submit, s)
+            operations = (submitted,) if isinstance(submitted, Operation) else submitted
             if span is not None:
-                span.ends_with(submitted)
-            return self._work(call, submitted, on_device)
+                span.ends_with(operations)
+            works = [call.kind.work(self.endpoint, each, call.filled) for each in operations]
+            if on_device is not None:
+                return on_device.submitted(works, operations)
+            return works[0] if len(works) == 1 else ManyWork(works, call.filled)
         except BaseException:
             if on_device is not None:
                 on_device.give_up(submitted=numbered.submitted == numbered.operations)
             raise
-
-    def _work(
-        self,
-        call: Description,
-        submitted: Operation | tuple[Operation, ...],
-        on_device: OnDevice | None,
-    ) -> dist.Work:
-        if isinstance(submitted, Operation):
-            work = call.kind.work(self.endpoint, submitted, call.filled)
-            return work if on_device is None else on_device.submitted([work], (submitted,))
-        works = [EngineWork(self.endpoint, each, call.writes) for each in submitted]
-        return (
-            ManyWork(works, call.writes)
-            if on_device is None
-            else on_device.submitted(works, submitted)
-        )
 
     def issue(self, call: Collective) -> None:
         """Numbers a call that no operation serves. The engine may have failed by one that was done

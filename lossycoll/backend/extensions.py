@@ -21,7 +21,7 @@ from . import block_collectives
 from .block_collectives import BlockWork, ContributionWork
 from .bootstrap import Group
 from .description import Description
-from .dispatch import Dispatcher, Recovered
+from .dispatch import Dispatcher
 from .overloads import opaque
 from .tensors import nbytes
 
@@ -103,7 +103,7 @@ class Extensions:
             A function that undoes the change.
         """
         self.lossy_made_up_for()
-        return self._dispatcher.recover(Recovered(repair, max_missing))
+        return self._dispatcher.recover(repair, max_missing)
 
     def lossy_made_up_for(self) -> None:
         """Suppress warnings of missing packets in this group, since a method makes up for them."""

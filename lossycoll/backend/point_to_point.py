@@ -79,7 +79,7 @@ class PointToPoint:
                 tolerance=tolerance,
             )
         if span is not None:
-            span.ends_with(transfer)
+            span.ends_with([transfer])
         work = EngineWork(self._endpoint, transfer, tensors)
         if bounce is not None:
             work.streams = bounce

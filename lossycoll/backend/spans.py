@@ -104,8 +104,7 @@ class Span:
         if kind is not None:
             self._end()
 
-    def ends_with(self, submitted: Operation | tuple[Operation, ...]) -> None:
-        operations = (submitted,) if isinstance(submitted, Operation) else submitted
+    def ends_with(self, operations: Sequence[Operation]) -> None:
         self._left = len(operations)
         if not operations:
             self._end()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -140,14 +139,11 @@ class _Askers(HealthListener):
 
     def wait(self, seconds: float) -> None:
         """Returns when all have asked."""
-        end = time.monotonic() + seconds
-        while not self._changed.wait(min(1.0, max(0.0, end - time.monotonic()))):
-            if time.monotonic() >= end:
-                missing = min(self._missing)
-                raise RendezvousError(
-                    f"{self._health.where}: ranks {sorted(self._missing)} have not come after "
-                    f"{seconds:g} s; do all ranks make this group?",
-                    peer=missing,
-                )
+        if not self._changed.wait(seconds):
+            raise RendezvousError(
+                f"{self._health.where}: ranks {sorted(self._missing)} have not come after "
+                f"{seconds:g} s; do all ranks make this group?",
+                peer=min(self._missing),
+            )
         if self._health.failure is not None:
             raise self._health.failure

@@ -37,13 +37,12 @@ from lossycoll.runtime.world.group_state import Health, kind_of_unmade
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.reachability import common_version, compare_machines
 
-from .builder import Ends, GroupBuilder, GroupSpec
+from .builder import Contact, Ends, GroupBuilder, GroupSpec
 from .meeting import GroupListener, Meeting, MeetingListener
 from .rdma import Reach, agree, open_rdma
 from .resource_limits import check_descriptors, refused
 from .sharing import (
     LEARNT,
-    Offer,
     Sharing,
     compare_sites,
     is_crowded,
@@ -102,7 +101,8 @@ def _open_ends(builder: GroupBuilder, payload: int) -> Ends:
     sharing = open_sharing(options, spec.size)
     builder.undo.callback(sharing.close)
     link = address, host.link().port
-    return Ends(plane, host, (address, port), link, sharing, interface.name)
+    contact = Contact((address, port), link, interface.name, sharing.offer)
+    return Ends(plane, host, sharing, contact)
 
 
 def meet(builder: GroupBuilder, pg_options: object) -> None:
@@ -134,11 +134,8 @@ def meet(builder: GroupBuilder, pg_options: object) -> None:
     builder.reach = agree(here, rendezvous, builder.rdma, ranks)
     builder.ends, said = _ends_of_all(builder, ranks, builder.reach)
     builder.plane = builder.ends.plane
-    _compare_machines(here, said)
-    builder.endpoints = tuple(_place(one["control"]) for one in said)
-    builder.devices = tuple(str(one.get("device", "")) for one in said)
-    builder.links = tuple(_place(one["link"]) for one in said)
-    builder.offers = tuple(Offer.from_json(one["offer"]) for one in said)
+    builder.contacts = [Contact.from_json(one) for one in said]
+    _compare_machines(here, builder.contacts)
 
 
 def _ends_of_all(
@@ -156,18 +153,13 @@ def _ends_of_all(
     rendezvous = builder.rendezvous
     payload = reach.payload or min(rendezvous.exchange("payload", builder.network.payload))
     if ends is not None and not (
-        ends.control[0] == builder.network.interface.address
+        ends.contact.control[0] == builder.network.interface.address
         and ends.host.link().payload_bytes == payload
     ):
         ends.close()
         ends = None
     ends = ends or _open_ends(builder, payload)
     return ends, rendezvous.exchange("ends", ends.to_json())
-
-
-def _place(said: Sequence[Any]) -> tuple[str, int]:
-    """An address and a port, as JSON has them."""
-    return str(said[0]), int(said[1])
 
 
 def _hello(builder: GroupBuilder) -> dict[str, Any]:
@@ -185,7 +177,7 @@ def _hello(builder: GroupBuilder) -> dict[str, Any]:
     }
     if builder.ends is not None:
         hello |= builder.ends.to_json()
-    hello["rdma"] = None if builder.rdma is None else builder.rdma.to_json()
+    hello["rdma"] = builder.rdma.to_json()
     if builder.spec.rank == 0:
         hello |= {"token": secrets.token_hex(16), "group": fault_group(builder.spec.name)}
     return hello
@@ -208,9 +200,13 @@ def open_engine(builder: GroupBuilder) -> None:
     spec = builder.spec
     if builder.ends is not None:
         builder.host = builder.ends.host
-        _start(builder, builder.ends.sharing, builder.endpoints)
+        _start(builder, builder.ends.sharing)
     elif builder.shares:
-        builder.host = _shared_host(builder)
+        assert builder.world is not None
+        builder.host = builder.world.host
+        held = builder.host.hold()  # the builder holds it as well, so it can't be closed by now
+        assert held
+        builder.undo.callback(builder.host.release)
     else:
         _open_own_host(builder)
     members = builder.members if builder.shares else tuple(range(spec.size))
@@ -233,17 +229,18 @@ def open_engine(builder: GroupBuilder) -> None:
     builder.topology = topology_of(builder.here, builder.host, members, builder.options)
 
 
-def _start(builder: GroupBuilder, sharing: Sharing, listeners: Sequence[tuple[str, int]]) -> None:
+def _start(builder: GroupBuilder, sharing: Sharing) -> None:
     """Starts a host, once it is known who shares its memory, and who its site."""
-    here, host, offers = builder.here, builder.host, builder.offers
+    here, host, contacts = builder.here, builder.host, builder.contacts
+    offers = [one.offer for one in contacts]
     with contextlib.closing(sharing):
         shared = share(here, builder.rendezvous, host, sharing, offers, builder.token)
         topology = shared.topology
-        found = builder.reach.addresses if builder.reach is not None else {}
-        reached = {rank: one for rank, one in found.items() if rank not in shared.descriptors}
-        if builder.rdma is not None:
-            builder.rdma.hand_over(host, is_used=bool(reached))
+        found, near = builder.reach.addresses, shared.descriptors
+        reached = {rank: one for rank, one in found.items() if rank not in near}
+        builder.rdma.hand_over(host, is_used=bool(reached))
         if builder.options.site == LEARNT:
+            listeners = [one.control for one in contacts]
             topology = learn_sites(here, builder.rendezvous, topology, listeners)
         crowded = is_crowded(here.rank, offers, core_limit())
         if builder.secret is not None:
@@ -251,24 +248,15 @@ def _start(builder: GroupBuilder, sharing: Sharing, listeners: Sequence[tuple[st
             keys = builder.secret.path_secrets(meeting, here.rank, here.world)
             host.seal(keys, builder.secret.filter(meeting))
             builder.plane.sealed.add(host)
-        show(builder, listeners)
+        show(builder)
         host.start(
             int(builder.session, 16),
-            builder.links,
+            [one.link for one in contacts],
             topology,
-            shared.descriptors,
+            near,
             verbs=reached,
             crowded=crowded,
         )
-
-
-def _shared_host(builder: GroupBuilder) -> Host:
-    assert builder.world is not None
-    host = builder.world.host
-    held = host.hold()  # the builder holds it as well, so it can't be closed by now
-    assert held
-    builder.undo.callback(host.release)
-    return host
 
 
 def _open_own_host(builder: GroupBuilder) -> None:
@@ -283,9 +271,12 @@ def _open_own_host(builder: GroupBuilder) -> None:
     builder.undo.callback(sharing.close)
     mine = {"link": [address, host.link().port], "offer": sharing.offer.to_json()}
     said = rendezvous.exchange("links", mine)
-    builder.links = tuple(_place(one["link"]) for one in said)
-    builder.offers = tuple(Offer.from_json(one["offer"]) for one in said)
-    _start(builder, sharing, [builder.plane.place_of(member) for member in builder.members])
+    places = map(builder.plane.place_of, builder.members)
+    builder.contacts = [
+        Contact.from_json({**one, "control": place})
+        for one, place in zip(said, places, strict=True)
+    ]
+    _start(builder, sharing)
 
 
 def _wire_number(session: str) -> int:
@@ -332,7 +323,7 @@ def join(builder: GroupBuilder) -> None:
         return
     plane, host, spec = builder.plane, builder.host, builder.spec
     plane.protocol.pulse = host.pulse
-    plane.start(builder.token, builder.endpoints)
+    plane.start(builder.token, [one.control for one in builder.contacts])
     tell(builder)
     builder.founded = World(
         builder.session, spec.rank, spec.global_ranks, plane, host, builder.network
@@ -448,12 +439,11 @@ def _use_the_network_of(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]
         builder.network = attachment(builder.here, builder.options, interface)
 
 
-def _compare_machines(here: Where, ends: Sequence[Mapping[str, Any]]) -> None:
+def _compare_machines(here: Where, contacts: Sequence[Contact]) -> None:
     """Two machines of one address can't be told apart by it."""
-    offers = [Offer.from_json(one["offer"]) for one in ends]
-    machines = [(m.boot, m.network) if (m := one.machine) else None for one in offers]
-    addresses = [str(one["control"][0]) for one in ends]
-    compare_machines(str(here), addresses, machines, [str(one.get("device", "")) for one in ends])
+    machines = [(m.boot, m.network) if (m := one.offer.machine) else None for one in contacts]
+    addresses = [one.control[0] for one in contacts]
+    compare_machines(str(here), addresses, machines, [one.device for one in contacts])
 
 
 def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:

@@ -144,7 +144,11 @@ class Meeting:
             assert self._health.failure is not None
             return self._health.failure
         ports = self._builder.options.port_range
-        return unreached(self._builder.who, self._far(far, found), self._coordinator(far), ports)
+        hears = self._plane.trouble_with
+        trouble = hears(COORDINATOR) if far == self._rank else said_trouble(found)
+        here = hears(far) if self._rank == COORDINATOR else ""
+        sides = self._side(far, trouble), self._side(COORDINATOR, here)
+        return unreached(self._builder.who, *sides, ports)
 
     def _sign_of(self, rank: int) -> Any:
         """The next words of ``rank`` in the store, or the error by which another one has ended
@@ -163,19 +167,9 @@ class Meeting:
             time.sleep(SLICE_SECONDS / 5)
         return None
 
-    def _far(self, rank: int, told: Any) -> Side:
-        own = rank == self._rank
-        return self._side(
-            rank, self._plane.trouble_with(COORDINATOR) if own else said_trouble(told)
-        )
-
-    def _coordinator(self, far: int) -> Side:
-        return self._side(
-            COORDINATOR, self._plane.trouble_with(far) if self._rank == COORDINATOR else ""
-        )
-
     def _side(self, rank: int, trouble: str = "") -> Side:
-        return Side(rank, *self._builder.endpoints[rank], self._builder.devices[rank], trouble)
+        contact = self._builder.contacts[rank]
+        return Side(rank, *contact.control, contact.device, trouble)
 
     def _check_translated(self) -> None:
         """Raises RendezvousError where a rank's connection comes from an address that isn't its

@@ -38,9 +38,9 @@ class Rdma:
     """This rank's end. ``port``: None where it has none, for the reason ``why``, which is empty
     where nobody wants one. ``mtu``: the largest datagram that it sends."""
 
-    port: VerbsPort | None
-    chosen: str
-    why: str
+    port: VerbsPort | None = None
+    chosen: str = ""
+    why: str = ""
     mtu: int = 0
 
     def to_json(self) -> list[Any] | None:
@@ -70,10 +70,10 @@ class Reach:
 def open_rdma(options: Options, interface: Interface) -> Rdma:
     """The port that this rank would use, with a queue pair: before the ranks meet."""
     if options.link == "udp" or VERBS in options.disabled:
-        return Rdma(None, "", "")
+        return Rdma()
     chosen, why = choose_port(options.verbs_device, options.verbs_gid, interface, ports())
     if chosen is None:
-        return Rdma(None, "", why)
+        return Rdma(why=why)
     one = chosen.port
     try:
         port = VerbsPort(
@@ -86,20 +86,15 @@ def open_rdma(options: Options, interface: Interface) -> Rdma:
     except EngineError as error:
         if options.verbs_device:
             raise
-        return Rdma(None, str(chosen), str(error))
+        return Rdma(chosen=str(chosen), why=str(error))
     return Rdma(port, str(chosen), "", min(port.mtu, options.mtu or port.mtu))
 
 
-def agree(
-    where: Where, meeting: Meeting, own: Rdma | None, hellos: Sequence[Mapping[str, Any]]
-) -> Reach:
+def agree(where: Where, meeting: Meeting, mine: Rdma, hellos: Sequence[Mapping[str, Any]]) -> Reach:
     """Finds out who reaches whom: all ranks call it at the same place of their rendezvous.
 
     There are two more rounds if two ranks have a port, and none otherwise.
-
-    ``own``: this rank's end; None: it had another world to offer, and opened none.
     """
-    mine = own or Rdma(None, "", "")
     said = [hello.get("rdma") for hello in hellos]
     having = [rank for rank, entry in enumerate(said) if entry is not None]
     # A rank of an older version goes through no more rounds than it knows; and one machine alone

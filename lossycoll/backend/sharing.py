@@ -87,24 +87,19 @@ class Shared:
 
 def open_sharing(options: Options, ranks: int) -> Sharing:
     """Opens what this process offers to others of its machine, before it meets them."""
-    labels, cores = (options.host, options.site), core_mask()
+    machine = exchange = None
+    why = FLAT if options.inject else "option link is 'udp'" if options.link == "udp" else ""
     try:
         machine = this_machine()
     except (OSError, ValueError) as error:
-        return Sharing(Offer(None, labels, "", f"its machine is unknown: {error}"), None)
-    why = ""
-    if options.inject:
-        why = FLAT
-    elif options.link == "udp":
-        why = "option link is 'udp'"
-    if why:
-        return Sharing(Offer(machine, labels, "", why, cores), None)
-    try:
-        exchange = DescriptorExchange(ranks)
-    except OSError as error:
-        why = f"there are no abstract Unix sockets here: {error.strerror}"
-        return Sharing(Offer(machine, labels, "", why, cores), None)
-    return Sharing(Offer(machine, labels, exchange.name, cores=cores), exchange)
+        why = f"its machine is unknown: {error}"
+    if not why:
+        try:
+            exchange = DescriptorExchange(ranks)
+        except OSError as error:
+            why = f"there are no abstract Unix sockets here: {error.strerror}"
+    labels, name = (options.host, options.site), exchange.name if exchange else ""
+    return Sharing(Offer(machine, labels, name, why, core_mask()), exchange)
 
 
 def share(

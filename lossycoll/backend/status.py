@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Final
 
 from lossycoll.runtime.engine import status_page
@@ -18,12 +17,12 @@ from .builder import GroupBuilder
 log: Final = logging.getLogger("lossycoll")
 
 
-def show(builder: GroupBuilder, listeners: Sequence[tuple[str, int]]) -> None:
+def show(builder: GroupBuilder) -> None:
     """Has the host's status page written, before it starts. Without one the job runs as well."""
     spec, host, options = builder.spec, builder.host, builder.options
     if options.status == "off":
         return
-    address, port = listeners[spec.rank]
+    address, port = builder.contacts[spec.rank].control
     job = status_page.Job(
         session=int(builder.session, 16),
         ranks=spec.global_ranks,

@@ -154,11 +154,6 @@ log: Final = logging.getLogger("lossycoll")
 
 def attachment(here: Where, options: Options, interface: Interface) -> Attachment:
     """A rank's attachment by an interface, with packets that it and the receive buffer carry."""
-    mtu = _mtu(here, options, interface)
-    return Attachment(interface, mtu, _payload(here, options, interface, mtu))
-
-
-def _mtu(here: Where, options: Options, interface: Interface) -> int:
     mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
     if mtu > interface.mtu:
         log.warning(
@@ -169,14 +164,8 @@ def _mtu(here: Where, options: Options, interface: Interface) -> int:
             interface,
             interface.mtu,
         )
-    return mtu
-
-
-def _payload(here: Where, options: Options, interface: Interface, mtu: int) -> int:
-    """Data bytes per packet that suit this rank: its MTU and its receive buffer."""
-    largest = payload_bytes(mtu, interface.version)
     buffer = receive_buffer(options.socket_buffer, interface.version)
-    payload = fitting_payload(largest, buffer, here.world)
+    payload = fitting_payload(payload_bytes(mtu, interface.version), buffer, here.world)
     if packets_per_peer(payload, buffer, here.world) < 1:
         log.warning(
             "%s: the receive buffer of %d bytes can't hold one packet of each of the %d "
@@ -186,4 +175,4 @@ def _payload(here: Where, options: Options, interface: Interface, mtu: int) -> i
             buffer,
             here.world - 1,
         )
-    return payload
+    return Attachment(interface, mtu, payload)

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from lossycoll.devices.registry import is_served, layer_of
+from lossycoll.devices.registry import device_of, is_served
 from lossycoll.errors import PeerLostError, UnsupportedError
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine.failures import Where
@@ -186,7 +186,7 @@ def _store(found: Sequence[tuple[Tensor, Tensor]], reduction: Reduction, tensor:
     with torch.no_grad():
         tensor.copy_(total.to(dtype))
     if is_served(tensor):  # in whatever thread and stream: whoever waits then finds it there
-        layer_of(tensor).current().record().wait()
+        device_of(tensor).layer.current().record().wait()
 
 
 def _bytes(tensor: Tensor) -> Tensor:

@@ -179,11 +179,6 @@ class Bounce(StreamOrder):
         places = [*self._filled[-1:], *([] if self.end is None else [self.end])]
         return over and all(event.is_done() for event in places)
 
-    @property
-    def is_released(self) -> bool:
-        """True if its memory was given back."""
-        return not self._memory
-
     def release(self) -> None:
         """Gives the memory of a call that is over back."""
         self._there, self._back, self._tensors = [], [], ()

@@ -16,7 +16,7 @@ import lossycoll
 from lossycoll.backend import device_wire
 from lossycoll.backend.device_wire import PACKET, DeviceWire, Parts
 from lossycoll.devices.layer import HostLowBits
-from lossycoll.devices.registry import layer_of
+from lossycoll.devices.registry import device_of
 from lossycoll.plan import codec
 from lossycoll.plan.codec import LowBit
 from tests.gpu.checks import Rank, Table
@@ -50,7 +50,7 @@ def _wire() -> DeviceWire:
 
 
 def _needs_codec(rank: Rank) -> None:
-    if layer_of(torch.empty(1, device=rank.device)).low_bits() is None:
+    if device_of(torch.empty(1, device=rank.device)).layer.low_bits() is None:
         pytest.skip("nothing encodes floats on this device")
 
 

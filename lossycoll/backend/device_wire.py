@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -34,7 +33,7 @@ from lossycoll.plan.codec import GROUPS, LowBit
 from lossycoll.runtime.collectives.endpoint import Endpoint
 
 from .collectives import ENCODED_EXCHANGE, ENCODED_GATHER
-from .description import Description
+from .description import CollectiveKind, Description
 from .on_device import Lanes
 from .reduction import Reduction
 from .tensors import contiguous, spread
@@ -149,8 +148,8 @@ class DeviceWire:
         self._calls = 0
         self._nan_groups: dict[Device, tuple[Tensor, Any]] = {}
         """Count of each device, and the place in a stream after which it is right."""
-        self._codecs: dict[Device, LowBits] = {}
-        self._tables: OrderedDict[Any, Tables] = OrderedDict()
+        # Kept by the group: its streams alone use them.
+        self._tables_of: Final = lru_cache(maxsize=KEPT)(tables_of)
 
     @cached_property
     def _may_serve(self) -> bool:
@@ -167,21 +166,9 @@ class DeviceWire:
 
     def _codec_of(self, device: Device) -> LowBits:
         """The codec on a device. Where it can't, this host encodes, by the same exchanges."""
-        if device not in self._codecs:
-            disabled = DEVICE_WIRE in self._endpoint.options.disabled
-            found = None if disabled else device.layer.low_bits()
-            self._codecs[device] = found or HostLowBits()
-        return self._codecs[device]
-
-    def _tables_of(self, *of: Any) -> Tables:
-        """Kept by the group: its streams alone use them."""
-        with self._lock:
-            if of not in self._tables:
-                self._tables[of] = tables_of(*of)
-                if len(self._tables) > KEPT:
-                    self._tables.popitem(last=False)
-            self._tables.move_to_end(of)
-            return self._tables[of]
+        disabled = DEVICE_WIRE in self._endpoint.options.disabled
+        found = None if disabled else device.layer.low_bits()
+        return found or HostLowBits()
 
     def all_reduce(
         self, call: Description, encoding: str, reduction: Reduction, run: Run
@@ -214,7 +201,7 @@ class DeviceWire:
             data = values.new_empty((2, world * sent_bytes), dtype=torch.uint8)
             how = {"most_elements": most}
             nans = low_bits.encode(values, tables.sent, data[0], first, key=keys[0], **how)
-            exchanged = run(_exchange(data[0], data[1], detail))
+            exchanged = run(_of_bytes(ENCODED_EXCHANGE, data[0], data[1], detail))
             exchanged.wait()
             rows = values.new_empty((world, parts.each))
             low_bits.decode(data[1], tables.came, rows.view(-1), first, **how)
@@ -225,7 +212,7 @@ class DeviceWire:
                 total /= world
             sums = values.new_empty((world + 1, mean_bytes), dtype=torch.uint8)
             nans += low_bits.encode(total, tables.mean, sums[-1], second, key=keys[1], **how)
-            gathered = run(_gather(sums[-1], sums[:-1].view(-1), detail))
+            gathered = run(_of_bytes(ENCODED_GATHER, sums[-1], sums[:-1].view(-1), detail))
             gathered.wait()
             low_bits.decode(sums[:-1].view(-1), tables.gathered, values, second, **how)
             if values.data_ptr() != tensor.data_ptr():
@@ -256,25 +243,6 @@ class DeviceWire:
         return sum(int(nans.item()) for nans, _ in counted)
 
 
-def _exchange(sent: Tensor, came: Tensor, detail: str) -> Description:
-    """An even all-to-all of bytes; ``detail``: what they mean, which all ranks must agree on."""
-    return Description(
-        ENCODED_EXCHANGE,
-        reads=[sent],
-        writes=[came],
-        nbytes=sent.numel(),
-        compared=sent,
-        detail=detail,
-    )
-
-
-def _gather(own: Tensor, all_parts: Tensor, detail: str) -> Description:
-    """An all-gather of bytes; ``detail`` as of the exchange."""
-    return Description(
-        ENCODED_GATHER,
-        reads=[own],
-        writes=[all_parts],
-        nbytes=all_parts.numel(),
-        compared=own,
-        detail=detail,
-    )
+def _of_bytes(kind: CollectiveKind, own: Tensor, came: Tensor, detail: str) -> Description:
+    """``detail``: what the bytes mean, which all ranks must agree on."""
+    return Description(kind, [own], [came], came.numel(), compared=own, detail=detail)

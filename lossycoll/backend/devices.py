@@ -163,21 +163,16 @@ class ServedDevices:
     """The devices of one group's calls.
 
     ``configured``: what the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
-    torch hasn't noted it. ``others``: the backends of other devices; None: there are none.
+    torch hasn't noted it. ``others``: the backends of other devices.
     """
 
     def __init__(
-        self, where: Where, configured: Callable[[], str], others: DelegateBackends | None = None
+        self, where: Where, configured: Callable[[], str], others: DelegateBackends
     ) -> None:
         self._where = where
-        self._configured = configured
+        self.configured: Final = configured
         self._others = others
         self._known: set[str] = set()
-
-    @property
-    def configured(self) -> str:
-        """Text by which the group was asked for, as far as it is known."""
-        return self._configured()
 
     def takes_as_is(self, tensors: Sequence[Tensor]) -> bool:
         """True for one tensor with nothing to check: dense, contiguous, on the CPU."""
@@ -216,14 +211,13 @@ class ServedDevices:
 
     def known_backend_of(self, device: str) -> Any:
         """Another backend that serves a type of device, if it was made by now; or None."""
-        name = _other_of(device, self._configured())
-        return None if name is None or self._others is None else self._others.made(name)
+        name = _other_of(device, self.configured())
+        return None if name is None else self._others.made(name)
 
     def _check_backend(self, name: str, device: str) -> None:
-        configured = self._configured()
+        configured = self.configured()
         other = _other_of(device, configured)
         if other is not None:
-            assert self._others is not None
             raise Delegated(self._where, name, self._others.of(other, configured))
         if configured:
             self._known.add(device)
@@ -284,7 +278,10 @@ FORWARDED: Final = (
 """Methods of a c10d.Backend that are the group's."""
 
 
-class DeviceBackend:
+_Backend: Any = _c10d.Backend if HAS_BACKENDS else object
+
+
+class DeviceBackend(_Backend):  # type: ignore[misc]
     """Methods that torch asks of a backend alone; all else is the group's."""
 
     # Before torch 2.15 no group of the CPU is split, and new_group would hand this to C++.
@@ -295,6 +292,8 @@ class DeviceBackend:
     supports_window = False
 
     def __init__(self, group: dist.ProcessGroup) -> None:
+        if HAS_BACKENDS:
+            super().__init__(group.rank(), group.size())
         # The group keeps this, where C++ does.
         self._known = weakref.ref(group)
 
@@ -333,23 +332,7 @@ class DeviceBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-
-def _forwarding(name: str) -> Callable[..., Any]:
-    def forward(self: DeviceBackend, *given: Any, **named: Any) -> Any:
-        return getattr(self._group, name)(*given, **named)
-
-    forward.__name__ = forward.__qualname__ = name
-    return forward
-
-
-if HAS_BACKENDS:
-
-    class LossyBackend(DeviceBackend, _c10d.Backend):  # type: ignore[misc]
-        """The same as a backend of torch's, which C++ may call."""
-
-        def __init__(self, group: dist.ProcessGroup) -> None:
-            _c10d.Backend.__init__(self, group.rank(), group.size())
-            DeviceBackend.__init__(self, group)
+    if HAS_BACKENDS:
 
         @property
         def options(self) -> Any:
@@ -364,9 +347,14 @@ if HAS_BACKENDS:
             made.group_name = group._name
             return made
 
-    for _name in FORWARDED:  # torch looks for them in the class
-        setattr(LossyBackend, _name, _forwarding(_name))
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    def forward(self: DeviceBackend, *given: Any, **named: Any) -> Any:
+        return getattr(self._group, name)(*given, **named)
+
+    forward.__name__ = forward.__qualname__ = name
+    return forward
 
 
-def backend_of(group: dist.ProcessGroup) -> Any:
-    return LossyBackend(group) if HAS_BACKENDS else DeviceBackend(group)
+for _name in FORWARDED:  # torch looks for them in the class
+    setattr(DeviceBackend, _name, _forwarding(_name))

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import profiler
 
 from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
@@ -143,10 +144,9 @@ def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_s
 
 
 class Dispatcher:
-    """The pipeline of one group. ``devices``: which devices the group serves; None: all that are
-    served at all."""
+    """The pipeline of one group. ``devices``: which devices the group serves."""
 
-    def __init__(self, endpoint: Endpoint, devices: ServedDevices | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, devices: ServedDevices) -> None:
         self.endpoint: Final = endpoint
         self.health: Final = endpoint.health
         self.where: Final = self.health.where
@@ -159,8 +159,8 @@ class Dispatcher:
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
         self.device_wire: Final = DeviceWire(endpoint, self.lanes)
-        self.devices: Final = devices or ServedDevices(self.where, str)
-        self.repeats: Final = Repeats(endpoint, self.devices)
+        self.devices: Final = devices
+        self.repeats: Final = Repeats(endpoint, devices)
 
     # ---- options ----
 
@@ -435,7 +435,9 @@ class Dispatcher:
                 keeps = choice.lossy or choice.options.continues
                 divides = call.kind.divides and staged.among is None
                 staged = on_device.begin(staged, keeps=keeps, divides=divides)
-            span = spans.of(self.where.group, numbered, call) if spans.are_wanted() else None
+            span = None
+            if profiler._is_profiler_enabled:
+                span = spans.Span(self.where.group, numbered, call.reads, call.nbytes)
             given = call_options(
                 choice, opts, staged, reduction, None if span is None else span.observe
             )

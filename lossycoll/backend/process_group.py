@@ -33,7 +33,7 @@ from .bootstrap import Group
 from .builder import GroupSpec
 from .collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
 from .description import Description
-from .devices import HAS_BACKENDS, SERVED, DelegateBackends, ServedDevices, backend_of
+from .devices import HAS_BACKENDS, SERVED, DelegateBackends, DeviceBackend, ServedDevices
 from .dispatch import Dispatcher
 from .extensions import Extensions
 from .overloads import opaque, serve
@@ -99,7 +99,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             self._take(spec, Group(spec, pg_options))
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
-        self._backend = backend_of(self)
+        self._backend = DeviceBackend(self)
         registered = self._backend if HAS_BACKENDS else None
         self._register_backend(torch.device("cpu"), custom, registered)
         if torch.version.cuda is not None:
@@ -411,7 +411,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
                 group_id=name,
                 global_ranks_in_group=[self._global_ranks[rank] for rank in chosen],
                 parent=self,
-                configured=self._dispatcher.devices.configured,
+                configured=self._dispatcher.devices.configured(),
             ),
             opts,
         )

@@ -165,7 +165,8 @@ def test_what_a_group_serves_is_asked_once_for_each_device() -> None:
         asked.append("cpu:lossy,cuda:nccl")
         return asked[-1]
 
-    served = ServedDevices(Where(0, 2), configured)
+    others = DelegateBackends(Where(0, 2), HashStore(), timedelta(seconds=1))
+    served = ServedDevices(Where(0, 2), configured, others)
     for _ in range(3):
         served.check("all_reduce", [torch.ones(1)])
     assert len(asked) == 1

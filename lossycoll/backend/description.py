@@ -1,7 +1,7 @@
 """A collective as data: what one call reads, writes, compares and needs.
 
 :class:`CollectiveKind` is what all calls of a collective have in common, a row of the table in
-``collectives.py``. :class:`Description` is one call: ``collectives.py`` builds it and
+``collectives.py``. :class:`Description` is one call: ``process_group.py`` builds it and
 ``dispatch.py`` runs it. To add a collective, write a kind with its ``submit`` and describe its
 calls; ``LossyProcessGroup.run`` (``extensions.py``) takes the description.
 """

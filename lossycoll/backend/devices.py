@@ -29,11 +29,10 @@ from torch import Tensor
 from torch import device as Device
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.devices.registry import is_served
 from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-from .tensors import has_memory
+from .tensors import is_plain
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 
@@ -175,18 +174,8 @@ class ServedDevices:
         self._known: set[str] = set()
 
     def takes_as_is(self, tensors: Sequence[Tensor]) -> bool:
-        """True for one tensor with nothing to check: dense, contiguous, on the CPU."""
-        tensor = tensors[0]
-        return (
-            len(tensors) == 1
-            and tensor.is_cpu
-            and "cpu" in self._known
-            and not is_served(tensor)
-            and tensor.layout is torch.strided
-            and not tensor.is_quantized
-            and tensor.is_contiguous()
-            and has_memory(tensor)
-        )
+        """True for one tensor with nothing to check."""
+        return len(tensors) == 1 and "cpu" in self._known and is_plain(tensors[0])
 
     def check(self, name: str, tensors: Sequence[Tensor]) -> None:
         """Refuses tensors that this group isn't for, and those of a stream that records a graph."""

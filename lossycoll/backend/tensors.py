@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from lossycoll.devices.registry import factories
 from lossycoll.runtime.engine.binding import DType
 
 DTYPES: Final = {
@@ -50,6 +51,23 @@ def has_memory(tensor: Tensor) -> bool:
         return not tensor.numel() or tensor.untyped_storage().data_ptr() != 0
     except RuntimeError:  # NotImplementedError, too: torch refuses to say
         return False
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """True for a tensor with nothing to check: dense, contiguous, in host memory that it has."""
+    try:  # as has_memory() does, without its call
+        storage = tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return (
+        storage != 0
+        and tensor.is_cpu
+        and "cpu" not in factories
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
 
 
 def waits_for_its_result(tensor: object) -> bool:

@@ -40,11 +40,11 @@ from .builder import GroupBuilder, GroupSpec
 from .connected import connected
 from .devices import check_device
 from .group_steps import (
-    become_member,
     check_links,
     enter,
     join,
     meet,
+    member_of,
     open_engine,
     tell_ready,
 )
@@ -134,7 +134,13 @@ class Group:
         """The order is the protocol: where ranks meet in the store, all exchange the same keys one
         after the other."""
         spec = builder.spec
-        become_member(builder)
+        # It tells the others if this rank fails from now on: they have met it, so nothing in the
+        # store would keep them from waiting.
+        builder.membership = member_of(
+            *(builder.undo, builder.plane, builder.session, builder.members),
+            outlive=builder.options.continues,
+            definition=builder.definition,
+        )
         open_engine(builder)
         self._host, self._plane, self.topology = builder.host, builder.plane, builder.topology
         self.store = PrefixStore(f"lossy/s/{builder.session}", spec.store)

@@ -108,7 +108,7 @@ class GroupBuilder:
     plane: ControlPlane = field(init=False)  # The world's
     contacts: Sequence[Contact] = ()  # Of each rank, where a host is new
     reach: Reach = field(default_factory=Reach)  # Who is reached by RDMA, in a new world
-    # ---- become_member, open_engine, join ----
+    # ---- member_of, open_engine, join ----
     membership: Membership = field(init=False)  # This rank's place in the group
     host: Host = field(init=False)  # The engine's host that the group is made on
     engine: EngineGroup = field(init=False)  # The group's engine

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lossycoll.errors import LossyError, OptionError, RendezvousError
+from lossycoll.errors import OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.host import HOST_OPTIONS
 from lossycoll.runtime.world.group_state import Health
@@ -20,7 +20,6 @@ from lossycoll.runtime.world.messages import View
 
 from .builder import GroupBuilder, GroupSpec
 from .group_steps import fault_group, member_of, read_options
-from .meeting import HealthListener
 from .worlds import Parent, World, written_in
 
 
@@ -96,23 +95,21 @@ def _await_others_that_ask(
         listener.wait(spec.timeout.total_seconds())
 
 
-class _Askers(HealthListener):
-    """Listener for ranks that ask for a host of their own. The group has no calls yet, and doesn't
+class _Askers(Health):
+    """Health of a group whose ranks ask for a host of their own. It has no calls yet, and doesn't
     outlive a rank."""
 
     def __init__(self, spec: GroupSpec, world: World, members: tuple[int, ...]) -> None:
         self._changed = threading.Event()
         self._missing = set(range(spec.size)) - {spec.rank}
-        self._health = Health(
+        super().__init__(
             spec.rank,
             spec.size,
             addresses=[world.host.addresses[member] for member in members],
             liveness=world.plane.liveness,
             control=None,
-            on_failure=self._failed,
+            on_failure=lambda _: self._changed.set(),
         )
-        super().__init__(self._health)
-        self.on_bye = self._health.on_bye
 
     def on_round(self) -> None:
         pass
@@ -120,8 +117,8 @@ class _Askers(HealthListener):
     def stats(self) -> dict[str, Any]:
         return {}
 
-    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
-        self._health.on_dead(rank, silent, ended)
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int:  # type: ignore[override]
+        self.on_dead(rank, silent, ended)
         return 0
 
     def on_views(self, views: Sequence[View], agreed: bool) -> None:
@@ -133,17 +130,13 @@ class _Askers(HealthListener):
         if not self._missing:
             self._changed.set()
 
-    def _failed(self, error: LossyError) -> None:
-        del error
-        self._changed.set()
-
     def wait(self, seconds: float) -> None:
         """Returns when all have asked."""
         if not self._changed.wait(seconds):
             raise RendezvousError(
-                f"{self._health.where}: ranks {sorted(self._missing)} have not come after "
+                f"{self.where}: ranks {sorted(self._missing)} have not come after "
                 f"{seconds:g} s; do all ranks make this group?",
                 peer=min(self._missing),
             )
-        if self._health.failure is not None:
-            raise self._health.failure
+        if self.failure is not None:
+            raise self.failure

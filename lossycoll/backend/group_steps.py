@@ -284,16 +284,6 @@ def _wire_number(session: str) -> int:
     return int(session, 16) % (2**32 - 1) + 1
 
 
-def become_member(builder: GroupBuilder) -> None:
-    """Makes a membership of the world's plane. It tells the others if this rank fails from now on.
-    They have met this rank, so nothing in the store would keep them from waiting for it."""
-    builder.membership = member_of(
-        *(builder.undo, builder.plane, builder.session, builder.members),
-        outlive=builder.options.continues,
-        definition=builder.definition,
-    )
-
-
 def member_of(
     undo: contextlib.ExitStack,
     plane: ControlPlane,

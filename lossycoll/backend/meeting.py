@@ -25,10 +25,12 @@ from lossycoll.runtime.world.reachability import (
 from .builder import GroupBuilder
 
 
-class HealthListener:
-    """Base listener, which tells a group's health."""
+class GroupListener:
+    """Listener of a complete group: its health, and the endpoint's stats."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        health = endpoint.health
         self.on_dead = health.on_dead
         self.on_abort = health.on_abort
         self.on_broken = health.on_broken
@@ -36,15 +38,7 @@ class HealthListener:
         self.on_differs = health.on_differs
         self.on_no_quorum = health.on_no_quorum
         self.call_at = health.call_at
-
-
-class GroupListener(HealthListener):
-    """Listener of a complete group: its health, and the endpoint's stats."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint.health)
-        self._endpoint = endpoint
-        self.on_own_host = endpoint.health.on_own_host
+        self.on_own_host = health.on_own_host
         self.stats = endpoint.stats.own
         self.on_round = endpoint.look
         self.on_views = endpoint.go_on

@@ -227,6 +227,6 @@ def synchronize() -> None:
 
 def install(*, waits_by_stream: bool = True, seed: int = 0) -> None:
     """From now on CPU tensors of this process lie on the fake device."""
-    registry.HostMemory = PoisonedMemory  # type: ignore[misc]
+    registry.HostMemory = PoisonedMemory  # type: ignore[attr-defined]
     registry.factories["cpu"] = lambda _: FakeLayer(waits_by_stream=waits_by_stream, seed=seed)
     registry._devices.clear()

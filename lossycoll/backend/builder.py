@@ -124,13 +124,3 @@ class GroupBuilder:
     @property
     def who(self) -> str:
         return str(self.here)
-
-    @property
-    def all_here(self) -> bool:
-        """True if no member is known to be lost or gone, this rank included."""
-        return self.plane.is_sound and all(map(self.plane.is_here, self.members))
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """The address and the port at which this rank's plane listens."""
-        return self.plane.place_of(self.members[self.spec.rank])

@@ -76,11 +76,6 @@ def check_writable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
             )
 
 
-def check_root(where: Where, name: str, root: int) -> None:
-    if not 0 <= root < where.world:
-        raise refusal(where, name, f"root {root} in")
-
-
 def only(where: Where, name: str, entries: Sequence[T]) -> T:
     """The one entry of a list that torch's interface leaves room for several in."""
     if len(entries) != 1:

@@ -24,13 +24,6 @@ def _buffers(s: Submission) -> tuple[int, int]:
     return address(s.source), address(s.target)
 
 
-def _part_bytes(s: Submission) -> int | tuple[int, ...]:
-    """The bytes of each rank's part: one number where all are alike."""
-    if s.description.sizes is None:
-        return nbytes(s.source)
-    return tuple(size * s.source.element_size() for size in s.description.sizes)
-
-
 def _root(s: Submission) -> int:
     assert s.description.root is not None
     return s.description.root
@@ -69,7 +62,10 @@ def _submit_broadcast(s: Submission) -> Operation:
 
 
 def _submit_all_gather(s: Submission) -> Operation:
-    return s.endpoint.all_gather(s.call, _buffers(s), _part_bytes(s), s.call_options)
+    each: int | tuple[int, ...] = nbytes(s.source)
+    if s.description.sizes is not None:
+        each = tuple(size * s.source.element_size() for size in s.description.sizes)
+    return s.endpoint.all_gather(s.call, _buffers(s), each, s.call_options)
 
 
 def _submit_gather(s: Submission) -> Operation:
@@ -106,11 +102,11 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
     call_options = s.call_options._replace(
         keep=(sent, table), epilogue=compare, among=None, encoding="same", gate=0, on_device=False
     )
-    sizes = s.endpoint.all_gather(
+    told = s.endpoint.all_gather(
         s.call, (sent.data_ptr(), table.data_ptr()), nbytes(sent), call_options
     )
-    data = s.endpoint.exchange(s.call, _buffers(s), *splits.in_buffers(), s.call_options)
-    return sizes, data
+    both = [[splits.factor * n for n in sizes] for sizes in (splits.send, splits.receive)]
+    return told, s.endpoint.exchange(s.call, _buffers(s), *both, s.call_options)
 
 
 def _submit_all_to_all_even(s: Submission) -> Operation:

@@ -57,9 +57,6 @@ FORWARD: Final = torch.nn.Module._call_impl.__code__
 BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
 """Code of the frames by which the two passes are recognized."""
 NO_SPAN: Final = contextlib.nullcontext()
-BY_TORCH: Final = "torch.use_deterministic_algorithms(True)"
-BY_OPTION: Final = "deterministic=1"
-"""Sources of the wish for the same bits in each run."""
 
 
 @lru_cache(maxsize=64)
@@ -90,7 +87,12 @@ def choose(
     if is_gathered(call.kind, reduction):
         return CallOptions(reliable_version(options), encoding=codec.phases(encoding)[0])
     lossy_scope = around is not None and around.lossy_copies
-    if options.delivery == "lossy" and not _may_lose(call.kind, call, options, lossy_scope):
+    may_lose = call.kind.loss is Loss.DELIVERY
+    if call.kind.loss in (Loss.REDUCTION, Loss.COPY):
+        floats = lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
+        may_lose = floats or call.kind.loss is Loss.REDUCTION
+        may_lose &= call.nbytes >= options.lossy_min_bytes
+    if options.delivery == "lossy" and not may_lose:
         options = reliable_version(options)
     return CallOptions(options, encoding=encoding)
 
@@ -131,16 +133,6 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
         return "same"
     # What is only copied is like the means that an all-reduce gathers.
     return options.encoding if call.op is not None else codec.phases(options.encoding)[1]
-
-
-def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:
-    loss = kind.loss
-    if loss is Loss.REDUCTION:
-        return call.nbytes >= options.lossy_min_bytes
-    if loss is Loss.COPY:
-        floats = lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
-        return floats and call.nbytes >= options.lossy_min_bytes
-    return loss is Loss.DELIVERY
 
 
 class Dispatcher:
@@ -252,7 +244,8 @@ class Dispatcher:
                 return work
         if choice.options.deterministic and choice.lossy:
             by_torch = torch.are_deterministic_algorithms_enabled()
-            self.endpoint.stats.promise(choice.options, BY_TORCH if by_torch else BY_OPTION)
+            wish = "torch.use_deterministic_algorithms(True)" if by_torch else "deterministic=1"
+            self.endpoint.stats.promise(choice.options, wish)
         numbered = self.named(call, choice)
         if choice.encoding != "same" and self.endpoint.one_host:
             asked = choice.options.wire
@@ -292,7 +285,6 @@ class Dispatcher:
     def _encoded_there(
         self, call: Description, encoding: str, reduction: Reduction | None, opts: Any
     ) -> dist.Work | None:
-        """Serves a call whose tensors are encoded on their device, if they are."""
         wire = self.device_wire
         if not call.on_device or not wire.serves(call, encoding, reduction):
             return None
@@ -340,8 +332,8 @@ class Dispatcher:
             checks.check_readable(self.where, name, reads)
         checks.check_writable(self.where, name, writes)
         self.devices.check(name, writes if reads is writes else [*reads, *writes])
-        if call.root is not None:
-            checks.check_root(self.where, name, call.root)
+        if call.root is not None and not 0 <= call.root < self.where.world:
+            raise checks.refusal(self.where, name, f"root {call.root} in")
         return self._reduction(call)
 
     def _reduction(self, call: Description) -> Reduction | None:

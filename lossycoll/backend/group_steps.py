@@ -214,7 +214,8 @@ def open_engine(builder: GroupBuilder) -> None:
         builder.host,
         spec.rank,
         spec.size,
-        number=_wire_number(builder.session),
+        # Of its own rendezvous, so no other group's; not 0.
+        number=int(builder.session, 16) % (2**32 - 1) + 1,
         fault_group=builder.number,
         options=builder.options,
         members=members,
@@ -279,11 +280,6 @@ def _open_own_host(builder: GroupBuilder) -> None:
     _start(builder, sharing)
 
 
-def _wire_number(session: str) -> int:
-    """The group's number in packets: of its own rendezvous, so no other group's; not 0."""
-    return int(session, 16) % (2**32 - 1) + 1
-
-
 def member_of(
     undo: contextlib.ExitStack,
     plane: ControlPlane,
@@ -333,7 +329,9 @@ def enter(builder: GroupBuilder, endpoint: Endpoint) -> None:
         Meeting(builder, health, listener.lost_early).wait()
         WORLDS.add(world)
         return
-    builder.membership.open(GroupListener(endpoint), wait=not builder.all_here)
+    # No member is known to be lost or gone, this rank included?
+    all_here = builder.plane.is_sound and all(map(builder.plane.is_here, builder.members))
+    builder.membership.open(GroupListener(endpoint), wait=not all_here)
     failure = health.failure
     # A timeout is of a call: who has made the group before may have failed it by now. The group is
     # made all the same, as by gloo, and this rank's first call raises it.
@@ -358,7 +356,7 @@ def tell_ready(health: Health, builder: GroupBuilder) -> None:
         fast=",".join(link.active) or "none",
         buffers=link.receive_buffer,
         **({"sealed": options.cipher} if host.is_sealed else {}),
-        control="{}:{}".format(*builder.place),
+        control="{}:{}".format(*builder.plane.place_of(builder.members[builder.spec.rank])),
         **_who_is_near(builder.topology, health.where.rank, options),
         **({"inject": options.inject} if options.inject else {}),
     )

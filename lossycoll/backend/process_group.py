@@ -54,7 +54,6 @@ from .reconfiguration import Reconfigurable, Reconfiguration
 from .tensors import nbytes
 from .thread_scopes import ByTorch
 from .work import ManyWork
-from .worlds import Parent
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 Tensors = list[Tensor]
@@ -84,6 +83,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def __init__(self, backend_options: Any, pg_options: object = None) -> None:
         super().__init__(backend_options.group_rank, backend_options.group_size)
+        # The group that is split, or torch's default group.
+        parent = getattr(backend_options, "parent", dist.group.WORLD)
         spec = GroupSpec(
             store=backend_options.store,
             rank=backend_options.group_rank,
@@ -94,7 +95,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             global_ranks=tuple(
                 backend_options.global_ranks_in_group or range(backend_options.group_size)
             ),
-            parent=_parent(backend_options),
+            parent=parent._group.as_parent if isinstance(parent, LossyProcessGroup) else None,
         )
         self._pg_options = pg_options
         self._timeout = spec.timeout
@@ -553,12 +554,6 @@ def _configured(group: LossyProcessGroup) -> Callable[[], str]:
     doesn't keep the group, which is to be freed when its last user forgets it."""
     known: Any = weakref.ref(group)
     return lambda: str(dist.distributed_c10d._world.pg_backend_config.get(known(), ""))
-
-
-def _parent(backend_options: Any) -> Parent | None:
-    """The parent of a new group: the group that is split, or torch's default group."""
-    group = getattr(backend_options, "parent", dist.group.WORLD)
-    return group._group.as_parent if isinstance(group, LossyProcessGroup) else None
 
 
 def stats_of_all() -> Stats:

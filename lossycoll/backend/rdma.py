@@ -99,7 +99,9 @@ def agree(where: Where, meeting: Meeting, mine: Rdma, hellos: Sequence[Mapping[s
     having = [rank for rank, entry in enumerate(said) if entry is not None]
     # A rank of an older version goes through no more rounds than it knows; and one machine alone
     # has its memory.
-    if not all("rdma" in hello for hello in hellos) or _is_one_machine(hellos):
+    offers = [Offer.from_json(hello["offer"]) for hello in hellos if "offer" in hello]
+    is_one_machine = len(offers) == len(hellos) and len(alike(offers)) == 1
+    if not all("rdma" in hello for hello in hellos) or is_one_machine:
         return Reach()
     if len(having) < 2:
         _tell_none(where, mine)
@@ -124,11 +126,6 @@ def agree(where: Where, meeting: Meeting, mine: Rdma, hellos: Sequence[Mapping[s
     complete = len(pairs) == where.world * (where.world - 1)
     by_udp = () if complete else [int(hello["payload"]) for hello in hellos]
     return Reach(reached, min([datagram_payload(size), *by_udp]))
-
-
-def _is_one_machine(hellos: Sequence[Mapping[str, Any]]) -> bool:
-    offers = [Offer.from_json(hello["offer"]) for hello in hellos if "offer" in hello]
-    return len(offers) == len(hellos) and len(alike(offers)) == 1
 
 
 def _offers(

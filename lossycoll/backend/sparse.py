@@ -32,19 +32,17 @@ DTYPES: Final = frozenset(
 
 
 class SparseSum(NamedTuple):
-    """The argument of a description."""
+    """Argument of a description."""
 
     tensor: Tensor  # torch.sparse_coo; it is filled, and coalesced afterwards
     reduction: Reduction  # SUM or AVG, maybe with a factor
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of one entry's place."""
         return self.tensor.sparse_dim() * torch.int64.itemsize
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of one entry, place and value."""
         dense = self.tensor.shape[self.tensor.sparse_dim() :]
         return self.index_bytes + dense.numel() * self.tensor.itemsize
 
@@ -84,7 +82,7 @@ def _stage(call: Description, reduction: Reduction | None, keep: bool) -> Staged
     mine: SparseSum = call.argument
     own = mine.tensor.detach().coalesce().cpu()
     indices, values = contiguous(own.indices()), scaled(own.values(), mine.reduction.factor)
-    source = torch.cat([_bytes(indices), _bytes(values)])
+    source = torch.cat([one.reshape(-1).view(torch.uint8) for one in (indices, values)])
     return Staged(source, source)
 
 
@@ -187,8 +185,3 @@ def _store(found: Sequence[tuple[Tensor, Tensor]], reduction: Reduction, tensor:
         tensor.copy_(total.to(dtype))
     if is_served(tensor):  # in whatever thread and stream: whoever waits then finds it there
         device_of(tensor).layer.current().record().wait()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Shape (n,), uint8: the elements as they lie in memory."""
-    return tensor.reshape(-1).view(torch.uint8)

@@ -188,10 +188,14 @@ class ServedDevices:
                 f"{self._where}: {name} got tensors on {listed}, but takes those of one device at "
                 f"a time"
             )
-        for device in devices:
+        for device in devices:  # one, or none
             if device.type not in self._known:
-                self._check_backend(name, device.type)
-        for device in devices:
+                configured = self.configured()
+                other = _other_of(device.type, configured)
+                if other is not None:
+                    raise Delegated(self._where, name, self._others.of(other, configured))
+                if configured:
+                    self._known.add(device.type)
             if device.type == "cuda" and _is_capturing(device):
                 raise UnsupportedError(
                     f"{self._where}: {name} can't be captured in a CUDA graph: packets are sent "
@@ -202,14 +206,6 @@ class ServedDevices:
         """Another backend that serves a type of device, if it was made by now; or None."""
         name = _other_of(device, self.configured())
         return None if name is None else self._others.made(name)
-
-    def _check_backend(self, name: str, device: str) -> None:
-        configured = self.configured()
-        other = _other_of(device, configured)
-        if other is not None:
-            raise Delegated(self._where, name, self._others.of(other, configured))
-        if configured:
-            self._known.add(device)
 
 
 def _other_of(device: str, configured: str) -> str | None:

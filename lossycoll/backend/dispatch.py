@@ -86,12 +86,12 @@ def choose(
     encoding = _encoding(call, options, around)
     if is_gathered(call.kind, reduction):
         return CallOptions(reliable_version(options), encoding=codec.phases(encoding)[0])
-    lossy_scope = around is not None and around.lossy_copies
-    may_lose = call.kind.loss is Loss.DELIVERY
-    if call.kind.loss in (Loss.REDUCTION, Loss.COPY):
-        floats = lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
-        may_lose = floats or call.kind.loss is Loss.REDUCTION
-        may_lose &= call.nbytes >= options.lossy_min_bytes
+    loss, may_lose = call.kind.loss, call.nbytes >= options.lossy_min_bytes
+    if loss is Loss.COPY:
+        lossy_scope = around is not None and around.lossy_copies
+        may_lose &= lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
+    elif loss is not Loss.REDUCTION:
+        may_lose = loss is Loss.DELIVERY
     if options.delivery == "lossy" and not may_lose:
         options = reliable_version(options)
     return CallOptions(options, encoding=encoding)
@@ -295,23 +295,18 @@ class Dispatcher:
                 *(call, encoding, reduction), lambda part: self._serve(part, self.check(part), opts)
             )
         except BaseException as error:
-            self._recover_from_halves(call, error, before)
+            # As in _recover(): errors raised in one of the two calls are handled by now, but not
+            # what was raised between them.
+            handled = isinstance(error, LossyError) and not isinstance(error, DeviceError)
+            is_error = isinstance(error, Exception)
+            if handled or (not is_error and self.endpoint.operations.sequencer.next == before):
+                raise  # the latter: interrupted, and nothing was submitted
+            named = self.named(call)
+            self.health.issue(named)
+            if isinstance(error, Exception):
+                raise not_submitted(self.endpoint, named, error) from error
+            self.fail_halfway(named, error)
             raise
-
-    def _recover_from_halves(self, call: Description, error: BaseException, before: int) -> None:
-        """Like :meth:`_recover`, for a call that is two: errors raised in one are handled by
-        now, but not what was raised between them."""
-        if isinstance(error, LossyError) and not isinstance(error, DeviceError):
-            return
-        is_error = isinstance(error, Exception)
-        if not is_error and self.endpoint.operations.sequencer.next == before:
-            return  # interrupted, and nothing was submitted
-        named = self.named(call)
-        self.health.issue(named)
-        if is_error:
-            assert isinstance(error, Exception)
-            raise not_submitted(self.endpoint, named, error) from error
-        self.fail_halfway(named, error)
 
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
         """Serves several calls; one work for all. ``calls``: what is asked for. If one of them is

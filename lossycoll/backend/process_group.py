@@ -104,13 +104,10 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._abort_hooks: dict[int, Callable[[], object]] = {}
         given = getattr(backend_options, "configured", "")
         self._configured = (lambda: given) if given else _configured(self)
-        self._reconfiguration: Reconfiguration | None = None
-        if getattr(backend_options, "enable_reconfigure", False):
-            self._reconfiguration = Reconfiguration(spec)
-            failure = self._reconfiguration.no_members()
-            self._take(spec, Group(spec, pg_options, failure))
-        else:
-            self._take(spec, Group(spec, pg_options))
+        changes = getattr(backend_options, "enable_reconfigure", False)
+        self._reconfiguration = Reconfiguration(spec) if changes else None
+        failure = self._reconfiguration.no_members() if self._reconfiguration else None
+        self._take(spec, Group(spec, pg_options, failure))
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
         self._backend = DeviceBackend(self)

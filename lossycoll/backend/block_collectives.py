@@ -8,7 +8,6 @@ the next.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Final
 
 import numpy as np
@@ -21,9 +20,7 @@ from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
-from . import checks
-from .description import CollectiveKind, Description, Loss, Rounding, Submission
-from .reduction import AVG
+from .description import CollectiveKind, Loss, Rounding, Submission
 from .staging import as_they_are
 from .tensors import DTYPES, address, nbytes
 from .work import EngineWork
@@ -70,54 +67,7 @@ class ContributionWork(EngineWork):
         return blocks.lost if isinstance(blocks, Contributions) else none
 
 
-def all_gather_blocks(
-    where: Where,
-    output: Tensor,
-    needed: NDArray[np.bool_] | None,
-    blocks: int,
-    encoding: str = "same",
-) -> Description:
-    """Describes ``LossyProcessGroup.all_gather_blocks``. ``needed``: bool (world, blocks), or
-    None."""
-    name = ALL_GATHER_BLOCKS.name
-    _check_whole(where, name, output, encoding)
-    shape = (where.world, blocks)
-    if needed is not None and (needed.shape != shape or needed.dtype != np.bool_):
-        raise UnsupportedError(
-            f"{where}: {name} got needed blocks as {needed.dtype}{needed.shape}, wanted bool{shape}"
-        )
-    tensors = [output]
-    return Description(
-        *(ALL_GATHER_BLOCKS, tensors, tensors, nbytes(output)),
-        compared=output,
-        argument=needed,
-        encoding=encoding,
-    )
-
-
-def reduce_scatter_blocks(
-    where: Where, output: Tensor, input: Tensor, encoding: str = "same"
-) -> Description:
-    """Describes ``LossyProcessGroup.reduce_scatter_blocks``."""
-    name = REDUCE_SCATTER_BLOCKS.name
-    _check_whole(where, name, input, encoding)
-    checks.check_chunks(where, name, output, input)
-    if not output.is_contiguous():
-        raise checks.refusal(where, name, f"an output of stride {output.stride()} in")
-    if input.dtype not in DTYPES:
-        raise checks.refusal(where, name, f"{input.dtype} in")
-    return Description(
-        REDUCE_SCATTER_BLOCKS,
-        [input],
-        [output],
-        nbytes(input),
-        compared=input,
-        op=SimpleNamespace(op=AVG, factor=None),
-        encoding=encoding,
-    )
-
-
-def _check_whole(where: Where, name: str, whole: Tensor, encoding: str) -> None:
+def check_whole(where: Where, name: str, whole: Tensor, encoding: str) -> None:
     """``whole`` must have a chunk for each rank, one after another in memory, and only float32 can
     be encoded."""
     if whole.dim() != 1 or not whole.is_contiguous() or whole.numel() % where.world:

@@ -105,8 +105,9 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
     told = s.endpoint.all_gather(
         s.call, (sent.data_ptr(), table.data_ptr()), nbytes(sent), call_options
     )
-    both = [[splits.factor * n for n in sizes] for sizes in (splits.send, splits.receive)]
-    return told, s.endpoint.exchange(s.call, _buffers(s), *both, s.call_options)
+    factor = splits.factor
+    send, receive = ([factor * n for n in sizes] for sizes in (splits.send, splits.receive))
+    return told, s.endpoint.exchange(s.call, _buffers(s), send, receive, s.call_options)
 
 
 def _submit_all_to_all_even(s: Submission) -> Operation:

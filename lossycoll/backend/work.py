@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
@@ -140,16 +140,14 @@ class EngineWork(LossyWork):
         if in_order or getattr(_thread, "completing", False):
             with contextlib.suppress(LossyError):
                 self.wait_on_host()
-        source: Future = torch.futures.Future() if streams is None else streams.layer.future()
-        future = source.then(value_or_raise)
+        future, settle = _promise([] if streams is None else [streams])
 
         def resolve() -> None:
             error = operation.error
             value = result if error is None else error.again(operation.call.numbered)
             outer, _thread.completing = getattr(_thread, "completing", False), True
             try:
-                with contextlib.nullcontext() if streams is None else streams.after_end():
-                    source.set_result(value)
+                settle(value)
             finally:
                 _thread.completing = outer
 
@@ -201,8 +199,7 @@ class ManyWork(LossyWork):
 
     def _make_future(self) -> Future:
         """A future with the result of all; raises the first error."""
-        result, streams = self._result, self.streams
-        source: Future = torch.futures.Future() if not streams else streams[0].layer.future()
+        result, (future, settle) = self._result, _promise(self.streams)
 
         def resolve(done: torch.futures.Future[list[Future]]) -> None:
             value: Any = result
@@ -211,12 +208,8 @@ class ManyWork(LossyWork):
                     one.value()  # raises the first error
             except Exception as error:
                 value = error
-            with contextlib.ExitStack() as after:
-                for each in streams:
-                    after.enter_context(each.after_end())
-                source.set_result(value)
+            settle(value)
 
-        future = source.then(value_or_raise)
         torch.futures.collect_all([work.get_future() for work in self._works]).then(resolve)
         return future
 
@@ -241,6 +234,19 @@ class ManyWork(LossyWork):
 def _seconds(timeout: timedelta | None) -> float | None:
     """A timeout as torch passes it: None and zero are for none."""
     return timeout.total_seconds() if timeout else None
+
+
+def _promise(streams: Sequence[StreamOrder]) -> tuple[Future, Callable[[Any], None]]:
+    """A future, and what completes it after ``streams``: by a value, or by an error."""
+    source: Future = streams[0].layer.future() if streams else torch.futures.Future()
+
+    def settle(value: Any) -> None:
+        with contextlib.ExitStack() as after:
+            for each in streams:
+                after.enter_context(each.after_end())
+            source.set_result(value)
+
+    return source.then(value_or_raise), settle
 
 
 def value_or_raise(source: Future) -> Any:

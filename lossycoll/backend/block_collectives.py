@@ -68,8 +68,7 @@ class ContributionWork(EngineWork):
 
 
 def check_whole(where: Where, name: str, whole: Tensor, encoding: str) -> None:
-    """``whole`` must have a chunk for each rank, one after another in memory, and only float32 can
-    be encoded."""
+    """Refuse a ``whole`` that isn't a chunk for each rank in a row, or can't be encoded so."""
     if whole.dim() != 1 or not whole.is_contiguous() or whole.numel() % where.world:
         raise UnsupportedError(
             f"{where}: {name} got a tensor of shape {tuple(whole.shape)} and stride "

@@ -1,8 +1,4 @@
-"""A group at one rank: all its parts, made in order and undone in order.
-
-Rendezvous, interface, engine and control plane come together here; process_group.py
-turns torch's calls into theirs.
-"""
+"""A group at one rank: all its parts, made in order and undone in order."""
 
 from __future__ import annotations
 
@@ -131,8 +127,7 @@ class Group:
             raise failure from error
 
     def _assemble(self, builder: GroupBuilder) -> None:
-        """The order is the protocol: where ranks meet in the store, all exchange the same keys one
-        after the other."""
+        """Makes the parts; their order is the protocol, since all ranks exchange the same keys."""
         spec = builder.spec
         # It tells the others if this rank fails from now on: they have met it, so nothing in the
         # store would keep them from waiting.

@@ -45,8 +45,7 @@ def asked_by_hook(tensors: list[Tensor]) -> bool:
 
 
 def typed(future: Future, tensors: list[Tensor]) -> Future:
-    """Return a future of ``tensors``, complete when ``future`` is; an error is a RuntimeError that
-    quotes it."""
+    """Future of ``tensors``, complete when ``future`` is; a RuntimeError quotes its error."""
     typed: Future = _compiled().typed(future, tensors)
     return typed
 

@@ -129,8 +129,7 @@ def _bad_list(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) 
 
 
 def split_bytes(where: Where, name: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-    """The bytes of ``tensor`` for each rank. ``sizes``: the rows for each rank; empty for equal
-    parts."""
+    """Bytes of ``tensor`` for each rank. ``sizes``: rows for each; empty: equal parts."""
     if not tensor.dim():
         raise refusal(where, name, "a tensor without dimensions to split for")
     rows = tensor.shape[0]

@@ -96,8 +96,7 @@ def _await_others_that_ask(
 
 
 class _Askers(Health):
-    """Health of a group whose ranks ask for a host of their own. It has no calls yet, and doesn't
-    outlive a rank."""
+    """Health of a group without calls, whose ranks ask for a host of their own."""
 
     def __init__(self, spec: GroupSpec, world: World, members: tuple[int, ...]) -> None:
         self._changed = threading.Event()

@@ -157,8 +157,7 @@ class Dispatcher:
     # ---- options ----
 
     def effective(self) -> Options:
-        """Return the options for a call made now: the group's, as changed by the scope around
-        it."""
+        """The options for a call made now: the group's, as changed by the scope around it."""
         around, options = scope(), self._asked_options()
         return options if around is None else within(options, around)
 
@@ -201,10 +200,7 @@ class Dispatcher:
     def run_again(
         self, kind: CollectiveKind, source: Tensor, target: Tensor, what: object, opts: Any
     ) -> dist.Work | None:
-        """Serves a call like one before, by what was decided then; None: there is none.
-
-        ``what``: the reduction's operation, or the root.
-        """
+        """Serves a call like one before, if there is one. ``what``: its operation, or its root."""
         known = self.repeats.find(kind, source, target, what, opts, self._asked_options())
         if known is None:
             return None
@@ -309,8 +305,7 @@ class Dispatcher:
             raise
 
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
-        """Serves several calls; one work for all. ``calls``: what is asked for. If one of them is
-        refused, none is made."""
+        """Serves several calls as one work. If one of them is refused, none is made."""
         checked = [(call, self.check(call)) for call in calls]
         works = [
             self.coalescing.add(self._serve(call, reduction, opts)) for call, reduction in checked
@@ -450,8 +445,7 @@ class Dispatcher:
             raise
 
     def issue(self, call: Collective) -> None:
-        """Numbers a call that no operation serves. The engine may have failed by one that was done
-        here."""
+        """Numbers a call that no operation serves, unless the engine has failed by now."""
         if cause := self._group_failure(call):
             raise cause.again(call.numbered)
         self.health.issue(call)

@@ -60,8 +60,7 @@ _warned: Final[list[Where]] = []
 
 
 def prepare(builder: GroupBuilder, pg_options: object) -> None:
-    """Opens what this rank needs before the ranks meet. Errors of this rank alone are found here,
-    so that the others hear of them."""
+    """Opens what this rank needs before the ranks meet, who hear of its errors."""
     spec = builder.spec
     if builder.unusable is not None:
         raise builder.unusable
@@ -82,8 +81,7 @@ def prepare(builder: GroupBuilder, pg_options: object) -> None:
 
 
 def read_options(spec: GroupSpec, pg_options: object, worlds: Sequence[World]) -> Options:
-    """The options of a group whose ranks may meet in one of ``worlds``. ``sealed``: what it sends
-    will be."""
+    """The options of a group whose ranks may meet in one of ``worlds``."""
     options = with_liveness_of(Options.resolve(pg_options), pg_options, worlds)
     check_links(options, spec.size)
     logfmt.show(options)
@@ -340,8 +338,7 @@ def enter(builder: GroupBuilder, endpoint: Endpoint) -> None:
 
 
 def tell_ready(health: Health, builder: GroupBuilder) -> None:
-    """Logs what the group was made with; as debug where an earlier one has the same socket, since
-    a mesh has dozens of those."""
+    """Logs what the group was made with; as debug where another has the same socket."""
     options, network, host = builder.options, builder.network, builder.host
     ranks, link = builder.spec.global_ranks, host.link()
     logfmt.event(

@@ -53,8 +53,7 @@ class GroupListener:
 
 
 class MeetingListener(GroupListener):
-    """The same for a group whose ranks may not have met yet: then a rank that isn't heard is no
-    loss, but one that can't be reached."""
+    """The same where ranks may not have met yet: who isn't heard then can't be reached."""
 
     def __init__(self, endpoint: Endpoint, has_met: Callable[[], bool]) -> None:
         super().__init__(endpoint)
@@ -145,8 +144,7 @@ class Meeting:
         return unreached(self._builder.who, *sides, ports)
 
     def _sign_of(self, rank: int) -> Any:
-        """The next words of ``rank`` in the store, or the error by which another one has ended
-        the rendezvous; None: nothing."""
+        """The next words of ``rank`` in the store; an error: another rank's; None: nothing."""
         rendezvous = self._builder.rendezvous
         before = heartbeat_of(rendezvous.told("alive", rank))
         seconds = max(3 * SLICE_SECONDS, SIGN_SHARE * self._plane.liveness)

@@ -63,9 +63,7 @@ FORMS: Final[Mapping[str, Forms]] = {
 
 
 def serve(kind: type) -> None:
-    """Has methods of a process group's class take both forms, hand calls on that raise
-    :class:`Delegated`, and make those again that raise :class:`Unawaited`, with what their tensors
-    wait for."""
+    """Has methods take both forms, hand on what is another backend's, and wait for tensors."""
     for name in (*DELEGATED, *NEWER, "barrier"):
         served = _served(getattr(kind, name), NEWER.get(name, name), FORMS.get(name))
         setattr(kind, name, served)

@@ -110,8 +110,7 @@ class Reconfiguration:
         )
 
     def next_spec(self, uuid: int, handles: Any, timeout: timedelta | None) -> GroupSpec:
-        """Specification of the next group at this process. ``timeout``: how long the members have
-        to meet; None: the group's."""
+        """Specification of the next group here. ``timeout``: for its meeting; None: the group's."""
         if uuid in self._used:
             raise self._wrong(f"uuid {uuid} was already used here; every group needs a fresh one")
         listed = list(handles) if isinstance(handles, Sequence) else sorted(handles)

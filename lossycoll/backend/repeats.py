@@ -81,8 +81,7 @@ class Repeats:
     def submit(
         self, known: Known, call: Collective, source: Tensor, target: Tensor, opts: Any
     ) -> Operation | None:
-        """Issues and submits a call, as yet without a number; None: it isn't quite like that one,
-        and nothing was done."""
+        """Issues and submits a call; None: it isn't quite like that one, and nothing was done."""
         steady, endpoint = known.steady, self._endpoint
         if steady is not None:
             if opts.timeout != known.timeout:

@@ -158,8 +158,7 @@ def _send(
     offers: Sequence[Offer],
     token: str,
 ) -> tuple[dict[int, str], int, str]:
-    """Hands this process's memory to those of its set. Returns why to whom it couldn't, the bytes
-    of a packet there, and why it has none (else empty)."""
+    """Returns why to whom memory couldn't be sent, a packet's bytes there, and why it has none."""
     if exchange is None or len(mine) == 1:
         return {}, 0, ""
     room, wanted = memory_room(), shared_bytes(len(mine)) * len(mine)

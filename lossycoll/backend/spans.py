@@ -47,8 +47,7 @@ _numbers: Final = itertools.count(1)
 
 
 class Span:
-    """One call's span. It begins as a ``with`` block, around the submission. ``size``: bytes of the
-    call."""
+    """One call's span: a ``with`` block around the submission. ``size``: the call's bytes."""
 
     def __init__(self, group: str, call: Collective, tensors: Sequence[Tensor], size: int) -> None:
         self._group = group

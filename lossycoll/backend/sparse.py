@@ -57,8 +57,7 @@ class SparseSum(NamedTuple):
 
 
 def describe(where: Where, tensor: Tensor, op: Any, *, continues: bool) -> Description:
-    """The call that reduces the ranks' ``tensor`` in its place, always reliable. Entries of one
-    place are added in the order of the ranks, 16-bit floats in float32."""
+    """A reliable call that adds up entries of one place in the order of the ranks."""
     kind = WITH_SURVIVORS if continues else ALL_REDUCE_SPARSE
     tensor = _whole(where, tensor)
     parts = [tensor._indices(), tensor._values()]

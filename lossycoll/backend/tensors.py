@@ -80,8 +80,7 @@ def waits_for_its_result(tensor: object) -> bool:
 
 
 def awaited(arguments: Any) -> Any:
-    """The arguments of a call, with results of functional collectives in place of the tensors that
-    stand for them. Writing to a result is writing to what stood for it."""
+    """Arguments of a call, with results of functional collectives that are there."""
     if isinstance(arguments, list | tuple):
         return [awaited(one) for one in arguments]
     if isinstance(arguments, Tensor) and waits_for_its_result(arguments):

@@ -55,8 +55,7 @@ class LossyWork(dist.Work):
         self.wait()
 
     def wait_on_host(self) -> None:
-        """Returns when the call is done, wherever its tensors lie: for what it says in host memory,
-        and for its error."""
+        """Returns when the call is done, wherever its tensors lie."""
         self.wait()
 
     def wait_result(self) -> None:

@@ -83,8 +83,7 @@ class Parent:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_session(self, name: str) -> str:
-        """The number of this rank's next group of that name: 16 hex digits. The same on all ranks
-        of the group, as torch has them make groups in the same order."""
+        """Number of this rank's next group of that name, 16 hex digits, equal on all its ranks."""
         with self._lock:
             text = f"{self.session}/{self._names[name]}/{name}"
             self._names[name] += 1

@@ -115,8 +115,7 @@ class Bounce(StreamOrder):
         return pieces
 
     def fill(self) -> None:
-        """Copies to the host, after what the caller has queued, and then opens the gates.
-        Operations may be submitted later: they start at once then."""
+        """Copies to the host, after what the caller has queued, and then opens the gates."""
         stream = self.lane.to_host
         stream.wait_for(self.layer.current().record())
         for pairs, piece in zip(self._there, self.pieces, strict=True):

@@ -51,16 +51,14 @@ class Stream(Protocol):
         """Goes on when another stream has come to its event."""
 
     def call(self, function: int, argument: int) -> None:
-        """Calls a C function, in a thread of the device's. ``function``: its address: ``void
-        function(void *)``."""
+        """Calls ``void function(void *)``, given by its address, in a thread of the device's."""
 
     def wait_for_word(self, address: int) -> None:
         """Goes on when 32 bits of host memory aren't 0. Only where ``Layer.waits_by_stream``."""
 
 
 class LowBits(Protocol):
-    """Encodes floats in few bits on a device, to the engine's bits. lowbit_kernels.py has what
-    arguments are."""
+    """Codec of floats in few bits on a device, to the engine's bits (lowbit_kernels.py)."""
 
     def encode(
         self,
@@ -127,8 +125,7 @@ class Layer(Protocol):
         """A future whose value may lie on the device."""
 
     def after(self, lane: Lane, event: Any) -> AbstractContextManager[None]:
-        """Context in which a future's value becomes ready after ``event``. ``event``: one of the
-        layer's; None: it is ready."""
+        """Context in which a future's value becomes ready after ``event``; None: it is ready."""
 
 
 class StreamOrder:

@@ -178,8 +178,7 @@ def float_of(bits: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def in_order(bits: tl.tensor) -> tl.tensor:
-    """Integers in the order of the floats that have these bits: NaNs lie beyond the infinities, and
-    -0 before 0. What it makes of its result is the bits."""
+    """Integers in the order of the floats of these bits, NaNs outermost; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 

@@ -50,8 +50,7 @@ class Retirement:
         """The interpreter is about to end: nothing is given back any more."""
 
     def wait_for_room(self, lane: Lane, pieces: int) -> None:
-        """Returns when the lane may be given a call of so many ``pieces``, ``CALL_PIECES`` at most.
-        Others have the GIL meanwhile."""
+        """Returns when the lane may be given so many ``pieces``. Others have the GIL meanwhile."""
         while self._under_way[id(lane)] + pieces > LANE_PIECES and not self._stopped:
             time.sleep(SWEEP_SECONDS)
 

@@ -59,7 +59,13 @@ def _fill_in(builder: GroupBuilder, parent: Parent, pg_options: object) -> bool:
         member_of(undo, world.plane, session, members)  # it tells the others
         raise
     if asked:
-        _await_others_that_ask(spec, world, session, members, asked)
+        # A rank that doesn't ask wouldn't come to the store; it ends the group when it hears of it.
+        with contextlib.ExitStack() as stack:
+            membership = member_of(stack, world.plane, session, members)
+            listener = _Askers(spec, world, members)
+            membership.open(listener)
+            membership.own_host(asked)
+            listener.wait(spec.timeout.total_seconds())
         return False
     builder.session, builder.options, builder.network = session, options, world.network
     builder.definition, builder.number = spec.defined(options), fault_group(spec.name)
@@ -80,19 +86,6 @@ def _own_host(options: Options, pg_options: object, world: World) -> dict[str, A
         for name, of_world in zip(HOST_OPTIONS, world.host.options, strict=True)
         if name in written or getattr(options, name) != of_world
     }
-
-
-def _await_others_that_ask(
-    spec: GroupSpec, world: World, session: str, members: tuple[int, ...], asked: Mapping[str, Any]
-) -> None:
-    """Returns when all ranks have said that they ask for a host of the group's own. A rank that
-    doesn't ask wouldn't come to the store; it ends the group when it hears of this one."""
-    with contextlib.ExitStack() as stack:
-        membership = member_of(stack, world.plane, session, members)
-        listener = _Askers(spec, world, members)
-        membership.open(listener)
-        membership.own_host(asked)
-        listener.wait(spec.timeout.total_seconds())
 
 
 class _Askers(Health):

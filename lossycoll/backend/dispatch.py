@@ -30,6 +30,7 @@ from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import SLICE_SECONDS
 
 from . import checks, spans
+from .builtin_hooks import BACKWARD
 from .collectives import ALL_REDUCE, submit_barrier
 from .description import (
     CollectiveKind,
@@ -54,8 +55,7 @@ from .work import Coalescing, EngineWork, ManyWork
 OWN_FILES: Final = str(Path(__file__).parents[1])
 OPERATORS: Final = torch._ops.__file__
 FORWARD: Final = torch.nn.Module._call_impl.__code__
-BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
-"""Code of the frames by which the two passes are recognized."""
+"""Code of the frames by which a forward is recognized."""
 NO_SPAN: Final = contextlib.nullcontext()
 
 

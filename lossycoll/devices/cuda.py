@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.cuda import _sanitizer
 
 from lossycoll.plan.codec import LowBit
 from lossycoll.runtime.core.logfmt import log
@@ -251,7 +252,7 @@ class CudaLayer:
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # makes the context, and the thread's current one
             self._driver = Driver(current_context())
-        self._watched = _is_watched()
+        self._watched = bool(_sanitizer.cuda_sanitizer.enabled)
         self._stream_type = WatchedStream if self._watched else CudaStream
         self.waits_by_stream = self._can_wait(self._new_stream())
 
@@ -343,9 +344,3 @@ def _try(low_bits: LowBits, device: torch.device) -> None:
     good = np.array_equal(made.cpu().numpy(), want)
     if not good or not np.array_equal(there.cpu().numpy(), back):
         raise DeviceError("the kernels make other bits than the engine's codec")
-
-
-def _is_watched() -> bool:
-    from torch.cuda import _sanitizer
-
-    return bool(_sanitizer.cuda_sanitizer.enabled)

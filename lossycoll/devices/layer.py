@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lossycoll.errors import EngineError
-from lossycoll.plan.codec import Floats, LowBit
+from lossycoll.plan.codec import LowBit
 from lossycoll.runtime.engine import codecs
 
 
@@ -215,7 +215,9 @@ class HostLowBits:
         for first, n, at in packets.tolist():
             part = x[first : first + n]
             codecs.encode(how, part, data.numpy()[at : at + how.wire_bytes(n)], key << 32 | first)
-            found += _groups_of_none(how, part)
+            if not np.isfinite(part).all():
+                starts = range(0, n, how.group)
+                found += sum(not np.isfinite(part[at : at + how.group]).all() for at in starts)
         to_bytes.copy_(data)
         return torch.tensor([found], dtype=torch.int32, device=values.device)
 
@@ -235,10 +237,3 @@ class HostLowBits:
             codecs.decode(how, data[at : at + how.wire_bytes(n)], x.numpy()[first : first + n])
         with torch.inference_mode():
             to_values.copy_(x)
-
-
-def _groups_of_none(how: LowBit, x: Floats) -> int:
-    if np.isfinite(x).all():
-        return 0
-    starts = range(0, len(x), how.group)
-    return sum(not np.isfinite(x[at : at + how.group]).all() for at in starts)

@@ -16,7 +16,6 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -113,31 +112,6 @@ def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit],
     return Tables(parts, (first, second), *(table.to(to) for table in tables))
 
 
-class DeviceWork(ManyWork):
-    """Both exchanges of a call, and what is decoded after them."""
-
-    def __init__(self, works: list[dist.Work], result: list[Tensor], after: StreamOrder) -> None:
-        super().__init__(works, result)
-        self._after = after
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits like :meth:`EngineWork.wait`; ``timeout`` is for each exchange by itself."""
-        super().wait(timeout)
-        self._after.order_current()
-        return True
-
-    def wait_on_host(self) -> None:
-        super().wait_on_host()
-        self._after.end.wait()
-
-    @property
-    def streams(self) -> list[StreamOrder]:
-        return [self._after]
-
-    def is_completed(self) -> bool:
-        return super().is_completed() and bool(self._after.end.is_done())
-
-
 class DeviceWire:
     """Low-bit transport of one group's tensors on devices."""
 
@@ -218,7 +192,7 @@ class DeviceWire:
             if values.data_ptr() != tensor.data_ptr():
                 spread(values.view(tensor.shape), [tensor])
             after = StreamOrder(device.layer, lane, self._note(device, nans), ahead=True)
-        return DeviceWork([exchanged, gathered], call.filled, after)
+        return ManyWork([exchanged, gathered], call.filled, after)
 
     def _key(self, count: int, phase: int) -> int:
         """Key for rounding at random: of the group, the call, the rank and the phase."""

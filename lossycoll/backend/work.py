@@ -167,12 +167,18 @@ class EngineWork(LossyWork):
 
 
 class ManyWork(LossyWork):
-    """Several works that count as one."""
+    """Several works that count as one. ``after``: what is queued on a device behind them."""
 
-    def __init__(self, works: Sequence[dist.Work], result: list[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        works: Sequence[dist.Work],
+        result: list[torch.Tensor],
+        after: StreamOrder | None = None,
+    ) -> None:
         super().__init__()
         self._result = result
         self._works = works
+        self._after = after
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for each; ``timeout`` is for each by itself. Raises the first error."""
@@ -186,11 +192,15 @@ class ManyWork(LossyWork):
             for streams in self.streams:  # what was queued ahead still comes
                 streams.order_current()
             raise
+        if self._after is not None:
+            self._after.order_current()
         return True
 
     def wait_on_host(self) -> None:
         for work in self._works:
             getattr(work, "wait_on_host", work.wait)()  # another backend's has none
+        if self._after is not None:
+            self._after.end.wait()
 
     def wait_result(self) -> None:
         for work in self._works:
@@ -215,6 +225,8 @@ class ManyWork(LossyWork):
     @property
     def streams(self) -> list[StreamOrder]:
         """Streams of works whose tensors lie on a device."""
+        if self._after is not None:
+            return [self._after]
         found: list[StreamOrder] = []
         for work in self._works:
             if isinstance(work, ManyWork):
@@ -224,7 +236,8 @@ class ManyWork(LossyWork):
         return found
 
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        is_over = self._after is None or bool(self._after.end.is_done())
+        return is_over and all(work.is_completed() for work in self._works)
 
     def exception(self) -> Any:
         return next((e for work in self._works if (e := work.exception()) is not None), None)

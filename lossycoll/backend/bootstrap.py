@@ -26,7 +26,6 @@ from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import Secret, find_secret
-from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.queries import answers
@@ -61,7 +60,6 @@ class Group:
     ) -> None:
         spec = replace(spec, timeout=bounded(spec.timeout))
         self._host: Host | None = None
-        self._plane: ControlPlane | None = None
         self.as_parent: Parent | None = None
         """Parent for groups of some of this one's ranks; None in a world of one."""
         self.abort_hooks: Mapping[int, Callable[[], object]] = {}
@@ -137,7 +135,7 @@ class Group:
             definition=builder.definition,
         )
         open_engine(builder)
-        self._host, self._plane, self.topology = builder.host, builder.plane, builder.topology
+        self._host, self.topology = builder.host, builder.topology
         self.store = PrefixStore(f"lossy/s/{builder.session}", spec.store)
         join(builder)
         self.endpoint = self._make_endpoint(
@@ -191,8 +189,8 @@ class Group:
 
     def rekey(self) -> None:
         """New keys for all that the processes of this one's world send from now on."""
-        if self._plane is not None:
-            self._plane.rekey()
+        if self.as_parent is not None:
+            self.as_parent.world.plane.rekey()
 
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer."""

@@ -161,8 +161,6 @@ def apart(source: Tensor, target: Tensor, own: int | None = None) -> Tensor:
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """True if several elements share memory (an expanded tensor): then it can't be filled."""
-    if tensor.layout is not torch.strided or tensor.is_contiguous():
-        return False
     return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 

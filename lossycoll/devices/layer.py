@@ -208,7 +208,6 @@ class HostLowBits:
         most_elements: int,
         key: int = 0,
     ) -> Tensor:
-        """Encodes, and is done when it returns."""
         del most_elements
         x, data = values.detach().cpu().numpy(), to_bytes.cpu()
         found = 0
@@ -230,7 +229,6 @@ class HostLowBits:
         *,
         most_elements: int,
     ) -> None:
-        """Decodes, and is done when it returns."""
         del most_elements
         data, x = from_bytes.cpu().numpy(), to_values.detach().cpu()
         for first, n, at in packets.tolist():

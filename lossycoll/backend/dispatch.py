@@ -408,10 +408,9 @@ class Dispatcher:
         fills = not gathers or call.root in (None, self.where.rank)
         if narrow is not None and fills:
             staged = then(staged, narrow)
-        moves = call.nbytes or call.splits is not None
-        on_device = (
-            OnDevice(self.endpoint, self.lanes, carried) if moves and call.on_device else None
-        )
+        on_device = None
+        if call.on_device and (call.nbytes or call.splits is not None):
+            on_device = OnDevice(self.endpoint, self.lanes, carried)
         try:
             if on_device is not None:
                 keeps = choice.lossy or choice.options.continues

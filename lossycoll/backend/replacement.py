@@ -30,9 +30,10 @@ def start() -> None:
     """Groups of gloo are lossy's from now on."""
     if _undo:
         return
-    import torch.distributed as dist
+    from torch import distributed
 
-    c10d: Any = dist.distributed_c10d
+    dist: Any = distributed
+    c10d = dist.distributed_c10d
     made, theirs = c10d._new_process_group_helper, getattr(dist, "ProcessGroupGloo", None)
     signature = inspect.signature(made)
     told: list[str] = []

@@ -3,7 +3,7 @@
 When a group is made, torch says what for only in the keys of its store; later its table has the
 text (``ServedDevices``). Of several backends, as in ``"cpu:lossy,cuda:nccl"``, torch keeps the
 first that is a process group, which is this one, and hands it the tensors of all devices. So the
-others are made here, by all ranks at the first call that needs one (``DelegateBackends``).
+others are made here, by all ranks at the first call that needs one (``delegate``).
 
 Parts of torch ask a group for the backend of a device (``DeviceBackend``). From torch 2.14 on that
 is a Python ``c10d.Backend``, which C++ calls as well; on 2.13 Python can't make one, and what
@@ -79,30 +79,84 @@ class Delegated(UnsupportedError):
         self.backend = backend
 
 
-class DelegateBackends:
-    """Backends to which one group delegates the tensors of other devices."""
+SERVED = ("cpu", "cuda")
+REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
 
-    def __init__(self, where: Where, store: Any, timeout: timedelta) -> None:
+
+def check_device(store: Store, rank: int, size: int) -> None:
+    """Refuses a group for tensors on devices that aren't served."""
+    device = _device_of(store)
+    if device is not None:
+        raise UnsupportedError(
+            f"rank {rank}/{size}: backend {device}:lossy was asked for, but 'lossy' serves tensors "
+            f"on the CPU and on CUDA devices; write init_process_group('lossy') and copy tensors "
+            f"with .cpu(), or make a group of another backend for tensors on {device}"
+        )
+
+
+class ServedDevices:
+    """Devices of one group's calls, and other backends, to which it delegates other devices.
+
+    ``configured``: what the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
+    torch hasn't noted it. ``store``, ``timeout``: the group's, for other backends.
+    """
+
+    def __init__(
+        self, where: Where, configured: Callable[[], str], store: Any, timeout: timedelta
+    ) -> None:
         self._where = where
+        self.configured: Final = configured
         self._store = store
         self._timeout = timeout
         self._lock = threading.Lock()
+        self._known: set[str] = set()
         self._made: dict[str, Any] = {}
         self._failed: dict[str, Exception] = {}
         self._closed = False
 
-    def made(self, backend: str) -> Any:
-        return self._made.get(backend)
+    def takes_as_is(self, tensors: Sequence[Tensor]) -> bool:
+        """True for one tensor with nothing to check."""
+        return len(tensors) == 1 and "cpu" in self._known and is_plain(tensors[0])
+
+    def check(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Refuses tensors that this group isn't for, and those of a stream that records a graph."""
+        if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):
+            return
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) > 1:
+            listed = ", ".join(sorted(str(device) for device in devices))
+            raise UnsupportedError(
+                f"{self._where}: {name} got tensors on {listed}, but takes those of one device at "
+                f"a time"
+            )
+        for device in devices:  # one, or none
+            if device.type not in self._known:
+                configured = self.configured()
+                other = _other_of(device.type, configured)
+                if other is not None:
+                    raise Delegated(self._where, name, self.delegate(other, configured))
+                if configured:
+                    self._known.add(device.type)
+            if device.type == "cuda" and _is_capturing(device):
+                raise UnsupportedError(
+                    f"{self._where}: {name} can't be captured in a CUDA graph: packets are sent "
+                    f"and received by the host; call it outside of the capture"
+                )
+
+    def known_backend_of(self, device: str) -> Any:
+        """Another backend that serves a type of device, if it was made by now; or None."""
+        name = _other_of(device, self.configured())
+        return None if name is None else self._made.get(name)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the timeout of their calls, also of backends that are made later."""
+        """Sets the timeout of other backends' calls, also of those that are made later."""
         with self._lock:
             self._timeout = timeout
             for backend in self._made.values():
                 backend._set_default_timeout(timeout)
 
-    def of(self, backend: str, configured: str) -> Any:
-        """A backend, which all ranks make at the same call."""
+    def delegate(self, backend: str, configured: str) -> Any:
+        """Another backend, which all ranks make at the same call."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._where}: the group has ended, and its {backend!r} too")
@@ -133,7 +187,7 @@ class DelegateBackends:
         )
 
     def close(self, *, abort: bool = False) -> None:
-        """Ends those that were made, without waiting for others if ``abort``."""
+        """Ends backends that were made, without waiting for other ranks if ``abort``."""
         self._closed = True
         made, self._made = self._made, {}
         for backend in made.values():
@@ -141,71 +195,6 @@ class DelegateBackends:
             with contextlib.suppress(RuntimeError):  # it has failed by itself before
                 if end is not None:
                     end()
-
-
-SERVED = ("cpu", "cuda")
-REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
-
-
-def check_device(store: Store, rank: int, size: int) -> None:
-    """Refuses a group for tensors on devices that aren't served."""
-    device = _device_of(store)
-    if device is not None:
-        raise UnsupportedError(
-            f"rank {rank}/{size}: backend {device}:lossy was asked for, but 'lossy' serves tensors "
-            f"on the CPU and on CUDA devices; write init_process_group('lossy') and copy tensors "
-            f"with .cpu(), or make a group of another backend for tensors on {device}"
-        )
-
-
-class ServedDevices:
-    """The devices of one group's calls.
-
-    ``configured``: what the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
-    torch hasn't noted it. ``others``: the backends of other devices.
-    """
-
-    def __init__(
-        self, where: Where, configured: Callable[[], str], others: DelegateBackends
-    ) -> None:
-        self._where = where
-        self.configured: Final = configured
-        self._others = others
-        self._known: set[str] = set()
-
-    def takes_as_is(self, tensors: Sequence[Tensor]) -> bool:
-        """True for one tensor with nothing to check."""
-        return len(tensors) == 1 and "cpu" in self._known and is_plain(tensors[0])
-
-    def check(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Refuses tensors that this group isn't for, and those of a stream that records a graph."""
-        if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):
-            return
-        devices = {tensor.device for tensor in tensors}
-        if len(devices) > 1:
-            listed = ", ".join(sorted(str(device) for device in devices))
-            raise UnsupportedError(
-                f"{self._where}: {name} got tensors on {listed}, but takes those of one device at "
-                f"a time"
-            )
-        for device in devices:  # one, or none
-            if device.type not in self._known:
-                configured = self.configured()
-                other = _other_of(device.type, configured)
-                if other is not None:
-                    raise Delegated(self._where, name, self._others.of(other, configured))
-                if configured:
-                    self._known.add(device.type)
-            if device.type == "cuda" and _is_capturing(device):
-                raise UnsupportedError(
-                    f"{self._where}: {name} can't be captured in a CUDA graph: packets are sent "
-                    f"and received by the host; call it outside of the capture"
-                )
-
-    def known_backend_of(self, device: str) -> Any:
-        """Another backend that serves a type of device, if it was made by now; or None."""
-        name = _other_of(device, self.configured())
-        return None if name is None else self._others.made(name)
 
 
 def _other_of(device: str, configured: str) -> str | None:

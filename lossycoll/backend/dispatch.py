@@ -49,7 +49,7 @@ from .reduction import Reduction, resolve
 from .repeats import REPEATED, Repeats
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered, then, widened
-from .tensors import ENCODED_DTYPES, LOSSY_DTYPES, WIDER
+from .tensors import DTYPES, ENCODED_DTYPES, LOSSY_DTYPES, WIDER
 from .work import Coalescing, EngineWork, ManyWork
 
 OWN_FILES: Final = str(Path(__file__).parents[1])
@@ -152,7 +152,7 @@ class Dispatcher:
         self.lanes: Final = Lanes()
         self.device_wire: Final = DeviceWire(endpoint, self.lanes)
         self.devices: Final = devices
-        self.repeats: Final = Repeats(endpoint, devices)
+        self.repeats: Final = Repeats(devices)
 
     # ---- options ----
 
@@ -209,12 +209,25 @@ class Dispatcher:
         named = known.named
         call = Collective(named.name, named.dtype, named.elements, named.detail)
         call.delivery = named.delivery
+        address = source.data_ptr()
+        operation: Operation | None
         try:
-            operation = self.repeats.submit(known, call, source, target, opts)
+            if known.steady is None:
+                # An all-reduce, whose owners are in another order each time.
+                given = call_options(known.choice, opts, Staged(source, source), known.reduction)
+                self.health.issue(call)
+                operation = self.endpoint.all_reduce(
+                    *(call, address, source.numel(), DTYPES[source.dtype]), given
+                )
+            else:
+                buffers = address, target.data_ptr()
+                operation = self.endpoint.operations.submit_again(
+                    *(known.steady, call, buffers), (source, target)
+                )
         except BaseException as error:
             self._recover(call, error)
             raise
-        if operation is None:
+        if operation is None:  # it isn't quite like that one, and nothing was done
             return None
         work = self.coalescing.add(EngineWork(self.endpoint, operation, [target]))
         if not opts.asyncOp:

@@ -45,7 +45,7 @@ from .collectives import (
     SCATTER,
 )
 from .description import Description, Splits
-from .devices import HAS_BACKENDS, SERVED, DelegateBackends, DeviceBackend, ServedDevices
+from .devices import HAS_BACKENDS, SERVED, DeviceBackend, ServedDevices
 from .dispatch import Dispatcher
 from .extensions import Extensions
 from .overloads import opaque, serve
@@ -127,9 +127,10 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._health = self._endpoint.health
         self._where = self._health.where
         # The group's: that of spec is for the meeting, which reconfigure may give another one.
-        self._others = DelegateBackends(self._where, spec.store, bounded(self._timeout))
-        served = ServedDevices(self._where, self._configured, self._others)
-        self._dispatcher = Dispatcher(self._endpoint, served)
+        self._devices = ServedDevices(
+            self._where, self._configured, spec.store, bounded(self._timeout)
+        )
+        self._dispatcher = Dispatcher(self._endpoint, self._devices)
         self._again = self._dispatcher.run_again
         self._coalescing = self._dispatcher.coalescing
         self._point_to_point = PointToPoint(self._dispatcher, group.messages)
@@ -178,7 +179,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """The backend of tensors on ``device``, for parts of torch that ask a group."""
         kind = torch.device(device).type
         if kind in SERVED:
-            other = self._dispatcher.devices.known_backend_of(kind)
+            other = self._devices.known_backend_of(kind)
             return self._backend if other is None else other
         return super()._get_backend(device)  # which raises
 
@@ -507,7 +508,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
                 group_id=name,
                 global_ranks_in_group=[self._global_ranks[rank] for rank in chosen],
                 parent=self,
-                configured=self._dispatcher.devices.configured(),
+                configured=self._devices.configured(),
             ),
             opts,
         )
@@ -521,12 +522,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Set the timeout of calls for ranks that never take part; zero or less: no limit."""
         self._timeout = timeout
         self._endpoint.timeout = bounded(timeout).total_seconds()
-        self._others.set_timeout(bounded(timeout))
+        self._devices.set_timeout(bounded(timeout))
 
     def shutdown(self) -> None:
         """Leave the group: tell the others, join all threads, free all sockets. Idempotent."""
         _living.pop(self._serial, None)
-        self._others.close()
+        self._devices.close()
         self._group.close()
         self._dispatcher.lanes.give_back()
 
@@ -536,7 +537,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         text = f"{self._where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
         _living.pop(self._serial, None)
-        self._others.close(abort=True)
+        self._devices.close(abort=True)
         self._group.close()
         self._dispatcher.lanes.give_back()
 

@@ -45,7 +45,7 @@ from lossycoll.runtime.world.polled_store import PolledStore
 
 from .bootstrap import Group
 from .builder import GroupSpec
-from .devices import DelegateBackends
+from .devices import ServedDevices
 from .overloads import opaque
 from .work import ManyWork
 
@@ -206,7 +206,7 @@ class Reconfigurable:
     _endpoint: Endpoint
     _health: Health
     _where: Where
-    _others: DelegateBackends
+    _devices: ServedDevices
     _take: Callable[[GroupSpec, Group], None]
     shutdown: Callable[[], None]
 
@@ -247,7 +247,7 @@ class Reconfigurable:
             spec = steps.next_spec(opts.uuid, opts.handles, opts.timeout)
             left = self._group
             self._fail_what_is_in_flight("reconfigured")
-            self._others.close()
+            self._devices.close()
             try:
                 group = Group(spec, self._pg_options)
             except LossyError as error:

@@ -15,12 +15,11 @@ from torch.autograd import profiler
 
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import scope
-from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.operations import Steady
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+from lossycoll.runtime.core.call import CallOptions, Collective
 
 from .collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
-from .description import CollectiveKind, Description, Staged, call_options, is_gathered
+from .description import CollectiveKind, Description, is_gathered
 from .devices import ServedDevices
 from .reduction import Reduction
 from .tensors import DTYPES, apart, is_plain
@@ -48,8 +47,7 @@ MOST_KNOWN: Final = 256
 class Repeats:
     """Calls of one group that are like ones before. ``devices``: those that the group serves."""
 
-    def __init__(self, endpoint: Endpoint, devices: ServedDevices) -> None:
-        self._endpoint = endpoint
+    def __init__(self, devices: ServedDevices) -> None:
         self._devices = devices
         self._known: dict[tuple[object, ...], Known] = {}
 
@@ -70,6 +68,8 @@ class Repeats:
         known = self._known.get((kind, what, opts.asyncOp, source.dtype, target.dtype, sizes))
         if known is None or known.asked is not asked or not is_plain(source):
             return None
+        if known.steady is not None and known.timeout != opts.timeout:
+            return None
         if profiler._is_profiler_enabled or scope() is not None:
             return None
         if target is not source and not (
@@ -77,22 +77,6 @@ class Repeats:
         ):
             return None
         return known
-
-    def submit(
-        self, known: Known, call: Collective, source: Tensor, target: Tensor, opts: Any
-    ) -> Operation | None:
-        """Issues and submits a call; None: it isn't quite like that one, and nothing was done."""
-        steady, endpoint = known.steady, self._endpoint
-        if steady is not None:
-            if opts.timeout != known.timeout:
-                return None
-            buffers = source.data_ptr(), target.data_ptr()
-            return endpoint.operations.submit_again(steady, call, buffers, (source, target))
-        # An all-reduce, whose owners are in another order each time.
-        given = call_options(known.choice, opts, Staged(source, source), known.reduction)
-        endpoint.health.issue(call)
-        dtype, elements = DTYPES[source.dtype], source.numel()
-        return endpoint.all_reduce(call, source.data_ptr(), elements, dtype, given)
 
     def remember(
         self,

@@ -209,13 +209,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Run :meth:`allreduce` with each tensor, as one work; on an error, none is reduced."""
-        one = _c10d.AllreduceOptions()
-        if opts is not None:
-            one.reduceOp = opts.reduceOp
-            one.timeout = opts.timeout
-            one.asyncOp = opts.asyncOp
-        calls = [self._all_reduce([tensor], one.reduceOp) for tensor in tensors]
-        return self._dispatcher.run_all(calls, one)
+        opts = _c10d.AllreduceCoalescedOptions() if opts is None else opts
+        calls = [self._all_reduce([tensor], opts.reduceOp) for tensor in tensors]
+        return self._dispatcher.run_all(calls, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Reduce a tensor of all ranks to the root; always reliable."""

@@ -22,6 +22,7 @@ from lossycoll.plan import Topology, faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.plan_cache import name_of
 from lossycoll.runtime.core import logfmt
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
@@ -54,7 +55,6 @@ from .sharing import (
 from .status import show, tell
 from .worlds import WORLDS, World, attachment, with_liveness_of
 
-log: Final = logging.getLogger("lossycoll")
 _warned: Final[list[Where]] = []
 """The first group that sends in clear, once it was warned of."""
 

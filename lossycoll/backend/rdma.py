@@ -15,6 +15,7 @@ from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import VERBS
 from lossycoll.runtime.core import logfmt
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.payload import datagram_payload
@@ -29,8 +30,6 @@ GREETING_SECONDS: Final = 2.0
 
 LEAST_MTU: Final = 256
 MOST_MTU: Final = 4096
-
-log: Final = logging.getLogger("lossycoll")
 
 
 @dataclass(frozen=True, slots=True)

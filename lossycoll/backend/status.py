@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from typing import Final
-
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.world import metrics
@@ -13,8 +11,6 @@ from lossycoll.runtime.world.hang_log import HangLog
 from lossycoll.runtime.world.queries import ask_rank
 
 from .builder import GroupBuilder
-
-log: Final = logging.getLogger("lossycoll")
 
 
 def show(builder: GroupBuilder) -> None:

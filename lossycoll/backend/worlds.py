@@ -9,7 +9,6 @@ child has none.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import Final
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.payload import AUTO_MTU_MAX, payload_bytes
@@ -108,15 +108,11 @@ class Worlds:
         """The worlds that have all of ``global_ranks``, held until the context ends."""
         with self._lock:
             found = [world for world in self._worlds if world.holds(global_ranks)]
-        held = []
-        try:
-            for world in found:
-                if world.hold():
-                    held.append(world)
-            yield held
-        finally:
+        with contextlib.ExitStack() as stack:
+            held = [world for world in found if world.hold()]
             for world in held:
-                world.release()
+                stack.callback(world.release)
+            yield held
 
 
 def written_in(pg_options: object) -> Collection[str]:
@@ -146,9 +142,6 @@ def with_liveness_of(options: Options, pg_options: object, worlds: Sequence[Worl
 
 WORLDS: Final = Worlds()
 os.register_at_fork(after_in_child=WORLDS.__init__)  # type: ignore[misc]
-
-
-log: Final = logging.getLogger("lossycoll")
 
 
 def attachment(here: Where, options: Options, interface: Interface) -> Attachment:

@@ -22,7 +22,7 @@ from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 from .description import CollectiveKind, Loss, Rounding, Submission
 from .staging import as_they_are
-from .tensors import DTYPES, address, nbytes
+from .tensors import DTYPES, address
 from .work import EngineWork
 
 
@@ -84,7 +84,7 @@ def check_whole(where: Where, name: str, whole: Tensor, encoding: str) -> None:
 
 def _all_gather(s: Submission) -> Operation:
     start, where = address(s.target), s.health.where
-    chunk = nbytes(s.target) // where.world
+    chunk = s.target.nbytes // where.world
     buffers = (start + where.rank * chunk, start)
     return s.endpoint.all_gather_blocks(
         s.call, buffers, chunk, s.description.argument, s.call_options

@@ -15,7 +15,7 @@ from lossycoll.runtime.core.call import Operation
 
 from .description import CollectiveKind, Filled, Loss, Rounding, Submission
 from .staging import one_buffer, two_buffers
-from .tensors import DTYPES, address, nbytes
+from .tensors import DTYPES, address
 
 # ---- how the engine does it ----
 
@@ -48,7 +48,7 @@ def _submit_reduce_scatter(s: Submission) -> Operation:
 
 def _gather_chunks(s: Submission) -> Operation:
     """Brings each rank the contributions to its chunk of a reduce-scatter."""
-    sizes, own = s.description.sizes, nbytes(s.description.writes[0])
+    sizes, own = s.description.sizes, s.description.writes[0].nbytes
     if sizes is None:
         return s.endpoint.all_to_all(s.call, _buffers(s), own, s.call_options)
     send = [size * s.source.element_size() for size in sizes]
@@ -57,23 +57,23 @@ def _gather_chunks(s: Submission) -> Operation:
 
 def _submit_broadcast(s: Submission) -> Operation:
     return s.endpoint.broadcast(
-        s.call, s.target.data_ptr(), nbytes(s.target), _root(s), s.call_options
+        s.call, s.target.data_ptr(), s.target.nbytes, _root(s), s.call_options
     )
 
 
 def _submit_all_gather(s: Submission) -> Operation:
-    each: int | tuple[int, ...] = nbytes(s.source)
+    each: int | tuple[int, ...] = s.source.nbytes
     if s.description.sizes is not None:
         each = tuple(size * s.source.element_size() for size in s.description.sizes)
     return s.endpoint.all_gather(s.call, _buffers(s), each, s.call_options)
 
 
 def _submit_gather(s: Submission) -> Operation:
-    return s.endpoint.gather(s.call, _buffers(s), nbytes(s.source), _root(s), s.call_options)
+    return s.endpoint.gather(s.call, _buffers(s), s.source.nbytes, _root(s), s.call_options)
 
 
 def _submit_scatter(s: Submission) -> Operation:
-    part = nbytes(s.description.writes[0])
+    part = s.description.writes[0].nbytes
     return s.endpoint.scatter(s.call, _buffers(s), part, _root(s), s.call_options)
 
 
@@ -103,7 +103,7 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
         keep=(sent, table), epilogue=compare, among=None, encoding="same", gate=0, on_device=False
     )
     told = s.endpoint.all_gather(
-        s.call, (sent.data_ptr(), table.data_ptr()), nbytes(sent), call_options
+        s.call, (sent.data_ptr(), table.data_ptr()), sent.nbytes, call_options
     )
     factor = splits.factor
     send, receive = ([factor * n for n in sizes] for sizes in (splits.send, splits.receive))
@@ -112,7 +112,7 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
 
 def _submit_all_to_all_even(s: Submission) -> Operation:
     return s.endpoint.all_to_all(
-        s.call, _buffers(s), nbytes(s.source) // s.health.where.world, s.call_options
+        s.call, _buffers(s), s.source.nbytes // s.health.where.world, s.call_options
     )
 
 

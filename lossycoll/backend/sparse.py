@@ -21,7 +21,7 @@ from lossycoll.runtime.engine.failures import Where
 from . import checks
 from .description import CollectiveKind, Description, Loss, Staged, Submission
 from .reduction import AVG, INTEGERS, SUM, Reduction, over_ranks, resolve
-from .tensors import COMPLEX, address, contiguous, nbytes, scaled
+from .tensors import COMPLEX, address, contiguous, scaled
 from .tensors import DTYPES as FLOATS
 
 DTYPES: Final = frozenset(
@@ -89,7 +89,7 @@ def _submit(s: Submission) -> Operation:
     """Exchanges the numbers of entries, and submits the exchange of the entries."""
     call: SparseSum = s.description.argument
     counts = torch.empty(s.health.where.world, dtype=torch.int64, device="cpu")
-    entries = nbytes(s.source) // call.entry_bytes
+    entries = s.source.nbytes // call.entry_bytes
     gathered = _gather(s, torch.tensor([entries], device="cpu"), counts)
     if s.call_options.options.continues:
         _all_or_none(s, gathered)
@@ -108,7 +108,7 @@ def _submit(s: Submission) -> Operation:
 
 def _gather(s: Submission, own: Tensor, rows: Tensor) -> Operation:
     call_options = s.call_options._replace(keep=(own, rows))
-    return s.endpoint.all_gather(s.call, (address(own), address(rows)), nbytes(own), call_options)
+    return s.endpoint.all_gather(s.call, (address(own), address(rows)), own.nbytes, call_options)
 
 
 def _all_or_none(s: Submission, counted: Operation) -> None:

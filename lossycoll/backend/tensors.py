@@ -143,7 +143,7 @@ def _in_a_row(tensors: Sequence[Tensor]) -> bool:
             return False
         if contiguous(tensor) is not tensor:
             return False
-        end += nbytes(tensor)
+        end += tensor.nbytes
     return True
 
 
@@ -154,7 +154,7 @@ def apart(source: Tensor, target: Tensor, own: int | None = None) -> Tensor:
     read before it is replaced.
     """
     begin, other = source.data_ptr(), target.data_ptr()
-    if begin + nbytes(source) <= other or other + nbytes(target) <= begin:
+    if begin + source.nbytes <= other or other + target.nbytes <= begin:
         return source
     return source if own is not None and other - begin == own else source.detach().clone()
 

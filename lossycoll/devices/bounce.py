@@ -97,8 +97,7 @@ class Bounce(StreamOrder):
         return taken
 
     def _mirror(self, tensor: Tensor) -> Tensor:
-        nbytes = tensor.numel() * tensor.element_size()
-        return self._take(nbytes)[:nbytes].view(tensor.dtype)
+        return self._take(tensor.nbytes)[: tensor.nbytes].view(tensor.dtype)
 
     def _cut_in_pieces(self, cuts: Sequence[int], spoils: bool) -> list[Piece]:
         if self._wakers is None:
@@ -108,8 +107,8 @@ class Bounce(StreamOrder):
         whole = [(self.source, self.target)]
         pieces = []
         for ((source, target),) in _cut(whole, cuts):
-            nbytes = target.numel() * target.element_size()
-            gates.shut(gate, self._wakers, (target.data_ptr(), nbytes) if spoils else (0, 0))
+            spoiled = (target.data_ptr(), target.nbytes) if spoils else (0, 0)
+            gates.shut(gate, self._wakers, spoiled)
             pieces.append(Piece(source, target, gate))
             gate += gates.GATE_BYTES
         return pieces

@@ -187,10 +187,9 @@ class CudaStream:
             work()
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        nbytes = source.numel() * source.element_size()
-        if nbytes:
+        if source.nbytes:
             addresses, copy = (to.data_ptr(), source.data_ptr()), self._lib.cuMemcpyAsync
-            self._driver.call("copy", copy, *addresses, nbytes, self._handle)
+            self._driver.call("copy", copy, *addresses, source.nbytes, self._handle)
 
     def record(self) -> CudaEvent:
         return CudaEvent(self._driver, self._lib, self._handle)

@@ -35,7 +35,7 @@ from .collectives import ENCODED_EXCHANGE, ENCODED_GATHER
 from .description import CollectiveKind, Description
 from .on_device import Lanes
 from .reduction import Reduction
-from .tensors import contiguous, spread
+from .tensors import DTYPES, contiguous, spread
 from .work import LossyWork, ManyWork
 
 LEAST_BYTES: Final = 1 << 20
@@ -44,7 +44,7 @@ PACKET: Final = 8192
 """Elements that are encoded together; whole groups."""
 KEPT: Final = 64
 """Sizes of tensors whose tables are kept."""
-FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS: Final = DTYPES.keys() - {torch.float64}
 
 Run = Callable[[Description], dist.Work]
 

@@ -128,9 +128,7 @@ class PointToPoint:
         self, name: str, tensors: list[Tensor], peer: int | None, tag: int
     ) -> tuple[Collective, Messages]:
         where = self._dispatcher.where
-        if len(tensors) != 1:
-            raise UnsupportedError(f"{where}: {name} got {len(tensors)} tensors, but takes one")
-        tensor = tensors[0]
+        tensor = checks.only(where, name, tensors)
         checks.check_readable(where, name, tensors)
         self._dispatcher.devices.check(name, tensors)
         if not 0 <= tag <= MOST_TAG:

@@ -22,8 +22,9 @@ from lossycoll.runtime.engine.payload import datagram_payload
 from lossycoll.runtime.engine.verbs_port import VerbsAddress, VerbsPort, memory_limit
 from lossycoll.runtime.net.interfaces import Interface
 from lossycoll.runtime.net.rdma_ports import choose_port, ports
+from lossycoll.runtime.world.rendezvous import Rendezvous
 
-from .sharing import Meeting, Offer, alike
+from .sharing import Offer, alike
 
 GREETING_SECONDS: Final = 2.0
 """Time that ranks wait for each other's greetings; they have just met."""
@@ -89,7 +90,9 @@ def open_rdma(options: Options, interface: Interface) -> Rdma:
     return Rdma(port, str(chosen), "", min(port.mtu, options.mtu or port.mtu))
 
 
-def agree(where: Where, meeting: Meeting, mine: Rdma, hellos: Sequence[Mapping[str, Any]]) -> Reach:
+def agree(
+    where: Where, rendezvous: Rendezvous, mine: Rdma, hellos: Sequence[Mapping[str, Any]]
+) -> Reach:
     """Finds out who reaches whom: all ranks call it at the same place of their rendezvous.
 
     There are two more rounds if two ranks have a port, and none otherwise.
@@ -110,11 +113,11 @@ def agree(where: Where, meeting: Meeting, mine: Rdma, hellos: Sequence[Mapping[s
     others = {rank: one for rank, one in addresses.items() if rank != where.rank}
     if mine.port is not None:
         mine.port.know(where.rank, others)
-    meeting.exchange("greet", None)  # all are about to
+    rendezvous.exchange("greet", None)  # all are about to
     heard: set[int] = set()
     if mine.port is not None:
-        heard = mine.port.greet(int(meeting.session, 16), where.rank, size, GREETING_SECONDS)
-    answers = [set(ranks) for ranks in meeting.exchange("heard", sorted(heard))]
+        heard = mine.port.greet(int(rendezvous.session, 16), where.rank, size, GREETING_SECONDS)
+    answers = [set(ranks) for ranks in rendezvous.exchange("heard", sorted(heard))]
     if mine.port is not None:
         mine.port.drop_arrived()
     pairs = {(a, b) for a in having for b in having if a in answers[b] and b in answers[a]}

@@ -94,13 +94,21 @@ class Group:
 
     def _meet(self, spec: GroupSpec, pg_options: object, undo: contextlib.ExitStack) -> None:
         secret, unusable = usable_secret(pg_options)
+
+        def alive(hello: Mapping[str, Any]) -> bool:
+            """Whether the rank 0 that once said this still listens."""
+            if "control" not in hello:
+                return False
+            host, port = hello["control"]
+            return answers(host, port, 0, hello["token"], spec.size, secret=secret)
+
         rendezvous = Rendezvous(
             PrefixStore("lossy", spec.store),
             spec.rank,
             spec.size,
             spec.timeout.total_seconds(),
             describe=f"{socket.gethostname()} pid {os.getpid()}",
-            alive=lambda hello: _alive(hello, spec.size, secret),
+            alive=alive,
             secret=secret,
         )
         try:
@@ -214,14 +222,6 @@ class Group:
             self._host.release()
             self._host = None
         atexit.unregister(self.close)  # last: what Ctrl-C keeps this from is done at exit
-
-
-def _alive(hello: Mapping[str, Any], world: int, secret: Secret | None) -> bool:
-    """True if the rank 0 that once said ``hello`` still listens."""
-    if "control" not in hello:
-        return False
-    host, port = hello["control"]
-    return answers(host, port, 0, hello["token"], world, secret=secret)
 
 
 def usable_secret(pg_options: object) -> tuple[Secret | None, OptionError | None]:

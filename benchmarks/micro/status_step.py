@@ -126,16 +126,16 @@ def _made(rank: int, kinds: Sequence[str]) -> tuple[dict[str, Step], dict[str, S
 
 def _without_spans(step: Step) -> Step:
     """The same step, as where no profiler runs."""
-    from lossycoll.backend import spans
+    from torch.autograd import profiler
 
     @contextmanager
     def switched() -> Iterator[None]:
-        wanted = spans.are_wanted
-        spans.are_wanted = bool
+        enabled = profiler._is_profiler_enabled
+        profiler._is_profiler_enabled = False
         try:
             yield
         finally:
-            spans.are_wanted = wanted
+            profiler._is_profiler_enabled = enabled
 
     return switched()(step)
 

@@ -8,7 +8,6 @@ the next.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Final
 
 import numpy as np
@@ -17,111 +16,59 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lossycoll.errors import UnsupportedError
-from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
-from . import checks
-from .description import CollectiveKind, Description, Loss, Rounding, Submission
-from .reduction import AVG
+from .description import CollectiveKind, Loss, Rounding, Submission
 from .staging import as_they_are
-from .tensors import DTYPES, address, nbytes
+from .tensors import DTYPES, address
 from .work import EngineWork
 
 
 class BlockWork(EngineWork):
     """The work of ``all_gather_blocks``."""
 
-    def __init__(self, endpoint: Endpoint, operation: Operation, result: list[Tensor]) -> None:
-        super().__init__(endpoint, operation, result)
-        blocks, nothing = operation.blocks, np.ones((endpoint.world, 0), np.bool_)
-        self._arrived = blocks.arrived if isinstance(blocks, Blocks) else nothing
-
     @property
     def arrived(self) -> NDArray[np.bool_]:
         """The blocks that came, bool (world, blocks), by owner; waits for the work. This rank's own
         row is True, a lost rank's False."""
         self.wait_on_host()
-        return self._arrived
+        return self._arrived()
 
     @property
     def arrived_result(self) -> NDArray[np.bool_]:
         """The same, which waits for the result alone (``wait_result``)."""
-        self.wait_result_on_host()
-        return self._arrived
+        self.wait_result()
+        self.operation.wait_result()  # tensors on a device may be ordered behind it until now
+        return self._arrived()
+
+    def _arrived(self) -> NDArray[np.bool_]:
+        blocks = self.operation.blocks
+        nothing = np.ones((self._endpoint.world, 0), np.bool_)
+        return blocks.arrived if isinstance(blocks, Blocks) else nothing
 
 
 class ContributionWork(EngineWork):
     """The work of ``reduce_scatter_blocks``."""
 
-    def __init__(self, endpoint: Endpoint, operation: Operation, result: list[Tensor]) -> None:
-        super().__init__(endpoint, operation, result)
-        blocks, nothing = operation.blocks, np.zeros((endpoint.world, 0), np.bool_)
-        self._lost = blocks.lost if isinstance(blocks, Contributions) else nothing
-        none = np.zeros(endpoint.world, np.bool_)
-        self.sent = blocks.sent if isinstance(blocks, Contributions) else none
+    @property
+    def sent(self) -> NDArray[np.bool_]:
         """The owners to whom this rank has sent a contribution over the network, bool (world,)."""
+        blocks, none = self.operation.blocks, np.zeros(self._endpoint.world, np.bool_)
+        return blocks.sent if isinstance(blocks, Contributions) else none
 
     @property
     def lost(self) -> NDArray[np.bool_]:
         """The blocks of this rank's contributions that were lost, bool (world, blocks), by owner;
         waits for the work. This rank's own row is False."""
         self.wait_on_host()
-        return self._lost
+        blocks, none = self.operation.blocks, np.zeros((self._endpoint.world, 0), np.bool_)
+        return blocks.lost if isinstance(blocks, Contributions) else none
 
 
-def all_gather_blocks(
-    where: Where,
-    output: Tensor,
-    needed: NDArray[np.bool_] | None,
-    blocks: int,
-    encoding: str = "same",
-) -> Description:
-    """Describes ``LossyProcessGroup.all_gather_blocks``. ``needed``: bool (world, blocks), or
-    None."""
-    name = ALL_GATHER_BLOCKS.name
-    _check_chunked(where, name, output)
-    _check_encoding(where, name, output, encoding)
-    shape = (where.world, blocks)
-    if needed is not None and (needed.shape != shape or needed.dtype != np.bool_):
-        raise UnsupportedError(
-            f"{where}: {name} got needed blocks as {needed.dtype}{needed.shape}, wanted bool{shape}"
-        )
-    tensors = [output]
-    return Description(
-        *(ALL_GATHER_BLOCKS, tensors, tensors, nbytes(output)),
-        compared=output,
-        argument=needed,
-        encoding=encoding,
-    )
-
-
-def reduce_scatter_blocks(
-    where: Where, output: Tensor, input: Tensor, encoding: str = "same"
-) -> Description:
-    """Describes ``LossyProcessGroup.reduce_scatter_blocks``."""
-    name = REDUCE_SCATTER_BLOCKS.name
-    _check_chunked(where, name, input)
-    _check_encoding(where, name, input, encoding)
-    checks.check_chunks(where, name, output, input)
-    if not output.is_contiguous():
-        raise checks.refusal(where, name, f"an output of stride {output.stride()} in")
-    if input.dtype not in DTYPES:
-        raise checks.refusal(where, name, f"{input.dtype} in")
-    return Description(
-        REDUCE_SCATTER_BLOCKS,
-        [input],
-        [output],
-        nbytes(input),
-        compared=input,
-        op=SimpleNamespace(op=AVG, factor=None),
-        encoding=encoding,
-    )
-
-
-def _check_chunked(where: Where, name: str, whole: Tensor) -> None:
-    """``whole`` must have a chunk for each rank, one after another in memory."""
+def check_whole(where: Where, name: str, whole: Tensor, encoding: str) -> None:
+    """Refuse a ``whole`` that isn't a chunk for each rank in a row, or can't be encoded so."""
     if whole.dim() != 1 or not whole.is_contiguous() or whole.numel() % where.world:
         raise UnsupportedError(
             f"{where}: {name} got a tensor of shape {tuple(whole.shape)} and stride "
@@ -129,9 +76,6 @@ def _check_chunked(where: Where, name: str, whole: Tensor) -> None:
             f"{where.world}"
         )
 
-
-def _check_encoding(where: Where, name: str, whole: Tensor, encoding: str) -> None:
-    """Only float32 can be encoded."""
     if encoding != "same" and whole.dtype is not torch.float32:
         raise UnsupportedError(
             f"{where}: {name} got {whole.dtype} to be sent as {encoding}, wanted torch.float32"
@@ -140,7 +84,7 @@ def _check_encoding(where: Where, name: str, whole: Tensor, encoding: str) -> No
 
 def _all_gather(s: Submission) -> Operation:
     start, where = address(s.target), s.health.where
-    chunk = nbytes(s.target) // where.world
+    chunk = s.target.nbytes // where.world
     buffers = (start + where.rank * chunk, start)
     return s.endpoint.all_gather_blocks(
         s.call, buffers, chunk, s.description.argument, s.call_options

@@ -1,8 +1,4 @@
-"""A group at one rank: all its parts, made in order and undone in order.
-
-Rendezvous, interface, engine and control plane come together here; process_group.py
-turns torch's calls into theirs.
-"""
+"""A group at one rank: all its parts, made in order and undone in order."""
 
 from __future__ import annotations
 
@@ -30,7 +26,6 @@ from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.aead import check_library
 from lossycoll.runtime.keys.secret import Secret, find_secret
-from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.queries import answers
@@ -40,11 +35,11 @@ from .builder import GroupBuilder, GroupSpec
 from .connected import connected
 from .devices import check_device
 from .group_steps import (
-    become_member,
     check_links,
     enter,
     join,
     meet,
+    member_of,
     open_engine,
     tell_ready,
 )
@@ -65,7 +60,6 @@ class Group:
     ) -> None:
         spec = replace(spec, timeout=bounded(spec.timeout))
         self._host: Host | None = None
-        self._plane: ControlPlane | None = None
         self.as_parent: Parent | None = None
         """Parent for groups of some of this one's ranks; None in a world of one."""
         self.abort_hooks: Mapping[int, Callable[[], object]] = {}
@@ -100,13 +94,21 @@ class Group:
 
     def _meet(self, spec: GroupSpec, pg_options: object, undo: contextlib.ExitStack) -> None:
         secret, unusable = usable_secret(pg_options)
+
+        def alive(hello: Mapping[str, Any]) -> bool:
+            """Whether the rank 0 that once said this still listens."""
+            if "control" not in hello:
+                return False
+            host, port = hello["control"]
+            return answers(host, port, 0, hello["token"], spec.size, secret=secret)
+
         rendezvous = Rendezvous(
             PrefixStore("lossy", spec.store),
             spec.rank,
             spec.size,
             spec.timeout.total_seconds(),
             describe=f"{socket.gethostname()} pid {os.getpid()}",
-            alive=lambda hello: _alive(hello, spec.size, secret),
+            alive=alive,
             secret=secret,
         )
         try:
@@ -131,12 +133,17 @@ class Group:
             raise failure from error
 
     def _assemble(self, builder: GroupBuilder) -> None:
-        """The order is the protocol: where ranks meet in the store, all exchange the same keys one
-        after the other."""
+        """Makes the parts; their order is the protocol, since all ranks exchange the same keys."""
         spec = builder.spec
-        become_member(builder)
+        # It tells the others if this rank fails from now on: they have met it, so nothing in the
+        # store would keep them from waiting.
+        builder.membership = member_of(
+            *(builder.undo, builder.plane, builder.session, builder.members),
+            outlive=builder.options.continues,
+            definition=builder.definition,
+        )
         open_engine(builder)
-        self._host, self._plane, self.topology = builder.host, builder.plane, builder.topology
+        self._host, self.topology = builder.host, builder.topology
         self.store = PrefixStore(f"lossy/s/{builder.session}", spec.store)
         join(builder)
         self.endpoint = self._make_endpoint(
@@ -190,8 +197,8 @@ class Group:
 
     def rekey(self) -> None:
         """New keys for all that the processes of this one's world send from now on."""
-        if self._plane is not None:
-            self._plane.rekey()
+        if self.as_parent is not None:
+            self.as_parent.world.plane.rekey()
 
     def _end(self, error: LossyError) -> None:
         """The group has failed: nothing may wait any longer."""
@@ -215,14 +222,6 @@ class Group:
             self._host.release()
             self._host = None
         atexit.unregister(self.close)  # last: what Ctrl-C keeps this from is done at exit
-
-
-def _alive(hello: Mapping[str, Any], world: int, secret: Secret | None) -> bool:
-    """True if the rank 0 that once said ``hello`` still listens."""
-    if "control" not in hello:
-        return False
-    host, port = hello["control"]
-    return answers(host, port, 0, hello["token"], world, secret=secret)
 
 
 def usable_secret(pg_options: object) -> tuple[Secret | None, OptionError | None]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch._C._distributed_c10d import Store
 
@@ -44,24 +44,32 @@ class GroupSpec:
         return Defined(self.rank, self.global_ranks, options.shared())
 
 
+class Contact(NamedTuple):
+    """Addresses of a rank, and what it offers to others of its machine."""
+
+    control: tuple[str, int]  # Where its plane listens
+    link: tuple[str, int]  # Where its host is
+    device: str  # The interface of these
+    offer: Offer
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> Contact:
+        (address, port), (host, link) = said["control"], said["link"]
+        control, device = (str(address), int(port)), str(said.get("device", ""))
+        return cls(control, (str(host), int(link)), device, Offer.from_json(said["offer"]))
+
+
 @dataclass(frozen=True)
 class Ends:
     """A new world's sockets at this rank, which are open before the ranks meet."""
 
     plane: ControlPlane
     host: Host
-    control: tuple[str, int]
-    link: tuple[str, int]
     sharing: Sharing
-    device: str
+    contact: Contact
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "control": self.control,
-            "link": self.link,
-            "device": self.device,
-            "offer": self.sharing.offer.to_json(),
-        }
+        return self.contact._asdict() | {"offer": self.contact.offer.to_json()}
 
     def close(self) -> None:
         self.plane.close()
@@ -88,7 +96,7 @@ class GroupBuilder:
     network: Attachment = field(init=False)  # What it sends through
     interfaces: Sequence[Interface] = ()  # Those that it can send through, the one in use first
     ends: Ends | None = None  # What it has opened for a new world, where there may be one
-    rdma: Rdma | None = None  # Its port of RDMA, for the host of a new world
+    rdma: Rdma = field(default_factory=Rdma)  # Its port of RDMA, for the host of a new world
     # ---- meet, or connected ----
     session: str = ""  # The group's, of 16 hex digits, equal on all ranks
     definition: Defined = field(init=False)  # What this rank takes the group for
@@ -98,12 +106,9 @@ class GroupBuilder:
     shares: bool = False  # The group is made on the world's host, as none asks for another
     members: tuple[int, ...] = ()  # The group's ranks, as ranks of the world
     plane: ControlPlane = field(init=False)  # The world's
-    endpoints: tuple[tuple[str, int], ...] = ()  # Where the new world's planes listen
-    devices: tuple[str, ...] = ()  # The interfaces of these addresses
-    links: tuple[tuple[str, int], ...] = ()  # Where its hosts are
-    offers: tuple[Offer, ...] = ()  # What they offer to others of their machines
-    reach: Reach | None = None  # Who is reached by RDMA, in a new world
-    # ---- become_member, open_engine, join ----
+    contacts: Sequence[Contact] = ()  # Of each rank, where a host is new
+    reach: Reach = field(default_factory=Reach)  # Who is reached by RDMA, in a new world
+    # ---- member_of, open_engine, join ----
     membership: Membership = field(init=False)  # This rank's place in the group
     host: Host = field(init=False)  # The engine's host that the group is made on
     engine: EngineGroup = field(init=False)  # The group's engine
@@ -119,13 +124,3 @@ class GroupBuilder:
     @property
     def who(self) -> str:
         return str(self.here)
-
-    @property
-    def all_here(self) -> bool:
-        """True if no member is known to be lost or gone, this rank included."""
-        return self.plane.is_sound and all(map(self.plane.is_here, self.members))
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """The address and the port at which this rank's plane listens."""
-        return self.plane.place_of(self.members[self.spec.rank])

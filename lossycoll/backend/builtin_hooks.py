@@ -21,7 +21,6 @@ from lossycoll.errors import UnsupportedError
 
 Future = torch.futures.Future[Any]
 BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
-COMPRESSES: Final = BuiltinCommHookType.FP16_COMPRESS
 
 # Only TorchScript makes a future of a list of tensors that something else completes. It compiles
 # these by their source, with names that it knows. It has no streams, so it won't do for a device.
@@ -45,8 +44,7 @@ def asked_by_hook(tensors: list[Tensor]) -> bool:
 
 
 def typed(future: Future, tensors: list[Tensor]) -> Future:
-    """Return a future of ``tensors``, complete when ``future`` is; an error is a RuntimeError that
-    quotes it."""
+    """Future of ``tensors``, complete when ``future`` is; a RuntimeError quotes its error."""
     typed: Future = _compiled().typed(future, tensors)
     return typed
 
@@ -58,24 +56,21 @@ def _compiled() -> Any:
         return torch.jit.CompilationUnit(SOURCE)
 
 
-def _check_hook(ddp: DistributedDataParallel, hook: BuiltinCommHookType) -> None:
-    for one in ddp.parameters() if hook == COMPRESSES else ():
-        if is_served(one) and ddp.process_group._get_backend(one.device).name() == "lossy":
-            raise UnsupportedError(
-                f"DDP's builtin hook FP16_COMPRESS doesn't work over lossy with parameters on "
-                f"{one.device}: it reads a C++ list of tensors, and futures of tensors on a "
-                f"device hold a Python object; register torch's fp16_compress_hook by "
-                f'register_comm_hook, or make the group with lossycoll.Options(wire="bf16")'
-            )
-
-
 # Neither the group nor its works hear of the hook. A call in float16 may be plain DDP's as well.
 _register: Final[Any] = DistributedDataParallel._register_builtin_comm_hook
 
 
 @functools.wraps(_register)
 def _checked(self: DistributedDataParallel, comm_hook_type: BuiltinCommHookType) -> None:
-    _check_hook(self, comm_hook_type)
+    compresses = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
+    for one in self.parameters() if compresses else ():
+        if is_served(one) and self.process_group._get_backend(one.device).name() == "lossy":
+            raise UnsupportedError(
+                f"DDP's builtin hook FP16_COMPRESS doesn't work over lossy with parameters on "
+                f"{one.device}: it reads a C++ list of tensors, and futures of tensors on a "
+                f"device hold a Python object; register torch's fp16_compress_hook by "
+                f'register_comm_hook, or make the group with lossycoll.Options(wire="bf16")'
+            )
     _register(self, comm_hook_type)
 
 

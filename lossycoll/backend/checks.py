@@ -76,11 +76,6 @@ def check_writable(where: Where, name: str, tensors: Sequence[Tensor]) -> None:
             )
 
 
-def check_root(where: Where, name: str, root: int) -> None:
-    if not 0 <= root < where.world:
-        raise refusal(where, name, f"root {root} in")
-
-
 def only(where: Where, name: str, entries: Sequence[T]) -> T:
     """The one entry of a list that torch's interface leaves room for several in."""
     if len(entries) != 1:
@@ -134,8 +129,7 @@ def _bad_list(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) 
 
 
 def split_bytes(where: Where, name: str, tensor: Tensor, sizes: Sequence[int]) -> list[int]:
-    """The bytes of ``tensor`` for each rank. ``sizes``: the rows for each rank; empty for equal
-    parts."""
+    """Bytes of ``tensor`` for each rank. ``sizes``: rows for each; empty: equal parts."""
     if not tensor.dim():
         raise refusal(where, name, "a tensor without dimensions to split for")
     rows = tensor.shape[0]

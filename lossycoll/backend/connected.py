@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lossycoll.errors import LossyError, OptionError, RendezvousError
+from lossycoll.errors import OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.host import HOST_OPTIONS
 from lossycoll.runtime.world.group_state import Health
@@ -21,7 +20,6 @@ from lossycoll.runtime.world.messages import View
 
 from .builder import GroupBuilder, GroupSpec
 from .group_steps import fault_group, member_of, read_options
-from .meeting import HealthListener
 from .worlds import Parent, World, written_in
 
 
@@ -61,7 +59,13 @@ def _fill_in(builder: GroupBuilder, parent: Parent, pg_options: object) -> bool:
         member_of(undo, world.plane, session, members)  # it tells the others
         raise
     if asked:
-        _await_others_that_ask(spec, world, session, members, asked)
+        # A rank that doesn't ask wouldn't come to the store; it ends the group when it hears of it.
+        with contextlib.ExitStack() as stack:
+            membership = member_of(stack, world.plane, session, members)
+            listener = _Askers(spec, world, members)
+            membership.open(listener)
+            membership.own_host(asked)
+            listener.wait(spec.timeout.total_seconds())
         return False
     builder.session, builder.options, builder.network = session, options, world.network
     builder.definition, builder.number = spec.defined(options), fault_group(spec.name)
@@ -84,36 +88,20 @@ def _own_host(options: Options, pg_options: object, world: World) -> dict[str, A
     }
 
 
-def _await_others_that_ask(
-    spec: GroupSpec, world: World, session: str, members: tuple[int, ...], asked: Mapping[str, Any]
-) -> None:
-    """Returns when all ranks have said that they ask for a host of the group's own. A rank that
-    doesn't ask wouldn't come to the store; it ends the group when it hears of this one."""
-    with contextlib.ExitStack() as stack:
-        membership = member_of(stack, world.plane, session, members)
-        listener = _Askers(spec, world, members)
-        membership.open(listener)
-        membership.own_host(asked)
-        listener.wait(spec.timeout.total_seconds())
-
-
-class _Askers(HealthListener):
-    """Listener for ranks that ask for a host of their own. The group has no calls yet, and doesn't
-    outlive a rank."""
+class _Askers(Health):
+    """Health of a group without calls, whose ranks ask for a host of their own."""
 
     def __init__(self, spec: GroupSpec, world: World, members: tuple[int, ...]) -> None:
         self._changed = threading.Event()
         self._missing = set(range(spec.size)) - {spec.rank}
-        self._health = Health(
+        super().__init__(
             spec.rank,
             spec.size,
             addresses=[world.host.addresses[member] for member in members],
             liveness=world.plane.liveness,
             control=None,
-            on_failure=self._failed,
+            on_failure=lambda _: self._changed.set(),
         )
-        super().__init__(self._health)
-        self.on_bye = self._health.on_bye
 
     def on_round(self) -> None:
         pass
@@ -121,8 +109,8 @@ class _Askers(HealthListener):
     def stats(self) -> dict[str, Any]:
         return {}
 
-    def on_lost(self, rank: int, silent: float, ended: bool) -> int:
-        self._health.on_dead(rank, silent, ended)
+    def on_lost(self, rank: int, silent: float, ended: bool) -> int:  # type: ignore[override]
+        self.on_dead(rank, silent, ended)
         return 0
 
     def on_views(self, views: Sequence[View], agreed: bool) -> None:
@@ -134,20 +122,13 @@ class _Askers(HealthListener):
         if not self._missing:
             self._changed.set()
 
-    def _failed(self, error: LossyError) -> None:
-        del error
-        self._changed.set()
-
     def wait(self, seconds: float) -> None:
         """Returns when all have asked."""
-        end = time.monotonic() + seconds
-        while not self._changed.wait(min(1.0, max(0.0, end - time.monotonic()))):
-            if time.monotonic() >= end:
-                missing = min(self._missing)
-                raise RendezvousError(
-                    f"{self._health.where}: ranks {sorted(self._missing)} have not come after "
-                    f"{seconds:g} s; do all ranks make this group?",
-                    peer=missing,
-                )
-        if self._health.failure is not None:
-            raise self._health.failure
+        if not self._changed.wait(seconds):
+            raise RendezvousError(
+                f"{self.where}: ranks {sorted(self._missing)} have not come after "
+                f"{seconds:g} s; do all ranks make this group?",
+                peer=min(self._missing),
+            )
+        if self.failure is not None:
+            raise self.failure

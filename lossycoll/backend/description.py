@@ -1,7 +1,7 @@
 """A collective as data: what one call reads, writes, compares and needs.
 
 :class:`CollectiveKind` is what all calls of a collective have in common, a row of the table in
-``collectives.py``. :class:`Description` is one call: ``collectives.py`` builds it and
+``collectives.py``. :class:`Description` is one call: ``process_group.py`` builds it and
 ``dispatch.py`` runs it. To add a collective, write a kind with its ``submit`` and describe its
 calls; ``LossyProcessGroup.run`` (``extensions.py``) takes the description.
 """
@@ -96,9 +96,9 @@ class Submission(NamedTuple):
     health: Health
 
 
+# Makes buffers of a call's tensors. True: elements may stay as they are, since their packets may be
+# lost.
 Stage = Callable[["Description", "Reduction | None", bool], Staged]
-"""Makes buffers of a call's tensors. True: elements may stay as they are, since their packets may
-be lost."""
 Submit = Callable[[Submission], "Operation | tuple[Operation, ...]"]
 
 
@@ -146,10 +146,6 @@ class Splits(NamedTuple):
     send: Sequence[int]  # Of the caller's tensors, by rank
     receive: Sequence[int]  # The same
     factor: int = 1  # How many bytes of the buffers stand for one of these
-
-    def in_buffers(self) -> tuple[list[int], list[int]]:
-        """The bytes that are sent and received."""
-        return [self.factor * n for n in self.send], [self.factor * n for n in self.receive]
 
 
 class Description(NamedTuple):

@@ -12,14 +12,11 @@ and where packets may be lost the engine has to know their elements.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -27,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.devices.layer import HostLowBits, Lane, Layer, LowBits
+from lossycoll.devices.layer import HostLowBits, LowBits, StreamOrder
 from lossycoll.devices.registry import Device, device_of
 from lossycoll.options.texts import DEVICE_WIRE
 from lossycoll.plan import codec
@@ -35,10 +32,10 @@ from lossycoll.plan.codec import GROUPS, LowBit
 from lossycoll.runtime.collectives.endpoint import Endpoint
 
 from .collectives import ENCODED_EXCHANGE, ENCODED_GATHER
-from .description import Description
+from .description import CollectiveKind, Description
 from .on_device import Lanes
 from .reduction import Reduction
-from .tensors import contiguous, spread
+from .tensors import DTYPES, contiguous, spread
 from .work import LossyWork, ManyWork
 
 LEAST_BYTES: Final = 1 << 20
@@ -47,7 +44,7 @@ PACKET: Final = 8192
 """Elements that are encoded together; whole groups."""
 KEPT: Final = 64
 """Sizes of tensors whose tables are kept."""
-FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+FLOATS: Final = DTYPES.keys() - {torch.float64}
 
 Run = Callable[[Description], dist.Work]
 
@@ -115,48 +112,6 @@ def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit],
     return Tables(parts, (first, second), *(table.to(to) for table in tables))
 
 
-class DeviceWork(ManyWork):
-    """Both exchanges of a call, and what is decoded after them."""
-
-    def __init__(self, works: list[dist.Work], result: list[Tensor], after: After) -> None:
-        super().__init__(works, result)
-        self._after = after
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        """Waits like :meth:`EngineWork.wait`; ``timeout`` is for each exchange by itself."""
-        super().wait(timeout)
-        self._after.order_current()
-        return True
-
-    def wait_on_host(self) -> None:
-        super().wait_on_host()
-        self._after.end.wait()
-
-    @property
-    def streams(self) -> list[Any]:
-        return [self._after]
-
-    def is_completed(self) -> bool:
-        return super().is_completed() and bool(self._after.end.is_done())
-
-
-class After:
-    """A place in a stream that isn't the caller's."""
-
-    ahead = True
-
-    def __init__(self, layer: Layer, lane: Lane, end: Any) -> None:
-        self.layer: Final = layer
-        self.end: Final = end
-        self._lane = lane
-
-    def order_current(self) -> None:
-        self.layer.current().wait_for(self.end)
-
-    def after_end(self) -> contextlib.AbstractContextManager[None]:
-        return self.layer.after(self._lane, self.end)
-
-
 class DeviceWire:
     """Low-bit transport of one group's tensors on devices."""
 
@@ -167,8 +122,8 @@ class DeviceWire:
         self._calls = 0
         self._nan_groups: dict[Device, tuple[Tensor, Any]] = {}
         """Count of each device, and the place in a stream after which it is right."""
-        self._codecs: dict[Device, LowBits] = {}
-        self._tables: OrderedDict[Any, Tables] = OrderedDict()
+        # Kept by the group: its streams alone use them.
+        self._tables_of: Final = lru_cache(maxsize=KEPT)(tables_of)
 
     @cached_property
     def _may_serve(self) -> bool:
@@ -185,21 +140,9 @@ class DeviceWire:
 
     def _codec_of(self, device: Device) -> LowBits:
         """The codec on a device. Where it can't, this host encodes, by the same exchanges."""
-        if device not in self._codecs:
-            disabled = DEVICE_WIRE in self._endpoint.options.disabled
-            found = None if disabled else device.layer.low_bits()
-            self._codecs[device] = found or HostLowBits()
-        return self._codecs[device]
-
-    def _tables_of(self, *of: Any) -> Tables:
-        """Kept by the group: its streams alone use them."""
-        with self._lock:
-            if of not in self._tables:
-                self._tables[of] = tables_of(*of)
-                if len(self._tables) > KEPT:
-                    self._tables.popitem(last=False)
-            self._tables.move_to_end(of)
-            return self._tables[of]
+        disabled = DEVICE_WIRE in self._endpoint.options.disabled
+        found = None if disabled else device.layer.low_bits()
+        return found or HostLowBits()
 
     def all_reduce(
         self, call: Description, encoding: str, reduction: Reduction, run: Run
@@ -232,7 +175,7 @@ class DeviceWire:
             data = values.new_empty((2, world * sent_bytes), dtype=torch.uint8)
             how = {"most_elements": most}
             nans = low_bits.encode(values, tables.sent, data[0], first, key=keys[0], **how)
-            exchanged = run(_exchange(data[0], data[1], detail))
+            exchanged = run(_of_bytes(ENCODED_EXCHANGE, data[0], data[1], detail))
             exchanged.wait()
             rows = values.new_empty((world, parts.each))
             low_bits.decode(data[1], tables.came, rows.view(-1), first, **how)
@@ -243,13 +186,13 @@ class DeviceWire:
                 total /= world
             sums = values.new_empty((world + 1, mean_bytes), dtype=torch.uint8)
             nans += low_bits.encode(total, tables.mean, sums[-1], second, key=keys[1], **how)
-            gathered = run(_gather(sums[-1], sums[:-1].view(-1), detail))
+            gathered = run(_of_bytes(ENCODED_GATHER, sums[-1], sums[:-1].view(-1), detail))
             gathered.wait()
             low_bits.decode(sums[:-1].view(-1), tables.gathered, values, second, **how)
             if values.data_ptr() != tensor.data_ptr():
                 spread(values.view(tensor.shape), [tensor])
-            after = After(device.layer, lane, self._note(device, nans))
-        return DeviceWork([exchanged, gathered], call.filled, after)
+            after = StreamOrder(device.layer, lane, self._note(device, nans), ahead=True)
+        return ManyWork([exchanged, gathered], call.filled, after)
 
     def _key(self, count: int, phase: int) -> int:
         """Key for rounding at random: of the group, the call, the rank and the phase."""
@@ -274,25 +217,6 @@ class DeviceWire:
         return sum(int(nans.item()) for nans, _ in counted)
 
 
-def _exchange(sent: Tensor, came: Tensor, detail: str) -> Description:
-    """An even all-to-all of bytes; ``detail``: what they mean, which all ranks must agree on."""
-    return Description(
-        ENCODED_EXCHANGE,
-        reads=[sent],
-        writes=[came],
-        nbytes=sent.numel(),
-        compared=sent,
-        detail=detail,
-    )
-
-
-def _gather(own: Tensor, all_parts: Tensor, detail: str) -> Description:
-    """An all-gather of bytes; ``detail`` as of the exchange."""
-    return Description(
-        ENCODED_GATHER,
-        reads=[own],
-        writes=[all_parts],
-        nbytes=all_parts.numel(),
-        compared=own,
-        detail=detail,
-    )
+def _of_bytes(kind: CollectiveKind, own: Tensor, came: Tensor, detail: str) -> Description:
+    """``detail``: what the bytes mean, which all ranks must agree on."""
+    return Description(kind, [own], [came], came.numel(), compared=own, detail=detail)

@@ -3,7 +3,7 @@
 When a group is made, torch says what for only in the keys of its store; later its table has the
 text (``ServedDevices``). Of several backends, as in ``"cpu:lossy,cuda:nccl"``, torch keeps the
 first that is a process group, which is this one, and hands it the tensors of all devices. So the
-others are made here, by all ranks at the first call that needs one (``DelegateBackends``).
+others are made here, by all ranks at the first call that needs one (``delegate``).
 
 Parts of torch ask a group for the backend of a device (``DeviceBackend``). From torch 2.14 on that
 is a Python ``c10d.Backend``, which C++ calls as well; on 2.13 Python can't make one, and what
@@ -15,7 +15,6 @@ or the rank that a receive was served by (tests/backend/test_works_of_backends.p
 from __future__ import annotations
 
 import contextlib
-import functools
 import secrets
 import threading
 import weakref
@@ -30,12 +29,10 @@ from torch import Tensor
 from torch import device as Device
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.devices.registry import is_served
 from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-from .checks import Unawaited
-from .tensors import awaited, has_memory
+from .tensors import is_plain
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 
@@ -82,30 +79,84 @@ class Delegated(UnsupportedError):
         self.backend = backend
 
 
-class DelegateBackends:
-    """Backends to which one group delegates the tensors of other devices."""
+SERVED = ("cpu", "cuda")
+REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
 
-    def __init__(self, where: Where, store: Any, timeout: timedelta) -> None:
+
+def check_device(store: Store, rank: int, size: int) -> None:
+    """Refuses a group for tensors on devices that aren't served."""
+    device = _device_of(store)
+    if device is not None:
+        raise UnsupportedError(
+            f"rank {rank}/{size}: backend {device}:lossy was asked for, but 'lossy' serves tensors "
+            f"on the CPU and on CUDA devices; write init_process_group('lossy') and copy tensors "
+            f"with .cpu(), or make a group of another backend for tensors on {device}"
+        )
+
+
+class ServedDevices:
+    """Devices of one group's calls, and other backends, to which it delegates other devices.
+
+    ``configured``: what the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
+    torch hasn't noted it. ``store``, ``timeout``: the group's, for other backends.
+    """
+
+    def __init__(
+        self, where: Where, configured: Callable[[], str], store: Any, timeout: timedelta
+    ) -> None:
         self._where = where
+        self.configured: Final = configured
         self._store = store
         self._timeout = timeout
         self._lock = threading.Lock()
+        self._known: set[str] = set()
         self._made: dict[str, Any] = {}
         self._failed: dict[str, Exception] = {}
         self._closed = False
 
-    def made(self, backend: str) -> Any:
-        return self._made.get(backend)
+    def takes_as_is(self, tensors: Sequence[Tensor]) -> bool:
+        """True for one tensor with nothing to check."""
+        return len(tensors) == 1 and "cpu" in self._known and is_plain(tensors[0])
+
+    def check(self, name: str, tensors: Sequence[Tensor]) -> None:
+        """Refuses tensors that this group isn't for, and those of a stream that records a graph."""
+        if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):
+            return
+        devices = {tensor.device for tensor in tensors}
+        if len(devices) > 1:
+            listed = ", ".join(sorted(str(device) for device in devices))
+            raise UnsupportedError(
+                f"{self._where}: {name} got tensors on {listed}, but takes those of one device at "
+                f"a time"
+            )
+        for device in devices:  # one, or none
+            if device.type not in self._known:
+                configured = self.configured()
+                other = _other_of(device.type, configured)
+                if other is not None:
+                    raise Delegated(self._where, name, self.delegate(other, configured))
+                if configured:
+                    self._known.add(device.type)
+            if device.type == "cuda" and _is_capturing(device):
+                raise UnsupportedError(
+                    f"{self._where}: {name} can't be captured in a CUDA graph: packets are sent "
+                    f"and received by the host; call it outside of the capture"
+                )
+
+    def known_backend_of(self, device: str) -> Any:
+        """Another backend that serves a type of device, if it was made by now; or None."""
+        name = _other_of(device, self.configured())
+        return None if name is None else self._made.get(name)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Sets the timeout of their calls, also of backends that are made later."""
+        """Sets the timeout of other backends' calls, also of those that are made later."""
         with self._lock:
             self._timeout = timeout
             for backend in self._made.values():
                 backend._set_default_timeout(timeout)
 
-    def of(self, backend: str, configured: str) -> Any:
-        """A backend, which all ranks make at the same call."""
+    def delegate(self, backend: str, configured: str) -> Any:
+        """Another backend, which all ranks make at the same call."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._where}: the group has ended, and its {backend!r} too")
@@ -136,7 +187,7 @@ class DelegateBackends:
         )
 
     def close(self, *, abort: bool = False) -> None:
-        """Ends those that were made, without waiting for others if ``abort``."""
+        """Ends backends that were made, without waiting for other ranks if ``abort``."""
         self._closed = True
         made, self._made = self._made, {}
         for backend in made.values():
@@ -144,119 +195,6 @@ class DelegateBackends:
             with contextlib.suppress(RuntimeError):  # it has failed by itself before
                 if end is not None:
                     end()
-
-
-def delegating(kind: type) -> None:
-    """Has methods of a process group's class hand calls on that raise :class:`Delegated`, and make
-    those again that raise :class:`Unawaited`, with what their tensors wait for."""
-    for name in (*DELEGATED, *NEWER):
-        method = getattr(kind, name, None)
-        if method is not None:
-            setattr(kind, name, _handing_on(method, NEWER.get(name, name)))
-
-
-def _handing_on(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def served(group: Any, *arguments: Any, **rest: Any) -> Any:
-        try:
-            return method(group, *arguments, **rest)
-        except Unawaited:
-            call = None
-        except Delegated as found:
-            call = getattr(found.backend, name, None)
-            if call is None:
-                raise
-        if call is None:
-            named = {key: awaited(value) for key, value in rest.items()}
-            return served(group, *awaited(arguments), **named)
-        return group._coalescing.add(call(*arguments, **rest))
-
-    return served
-
-
-SERVED = ("cpu", "cuda")
-REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
-
-
-def check_device(store: Store, rank: int, size: int) -> None:
-    """Refuses a group for tensors on devices that aren't served."""
-    device = _device_of(store)
-    if device is not None:
-        raise UnsupportedError(
-            f"rank {rank}/{size}: backend {device}:lossy was asked for, but 'lossy' serves tensors "
-            f"on the CPU and on CUDA devices; write init_process_group('lossy') and copy tensors "
-            f"with .cpu(), or make a group of another backend for tensors on {device}"
-        )
-
-
-class ServedDevices:
-    """The devices of one group's calls.
-
-    ``configured``: what the group was asked for by, such as "cpu:lossy,cuda:nccl"; empty as long as
-    torch hasn't noted it. ``others``: the backends of other devices; None: there are none.
-    """
-
-    def __init__(
-        self, where: Where, configured: Callable[[], str], others: DelegateBackends | None = None
-    ) -> None:
-        self._where = where
-        self._configured = configured
-        self._others = others
-        self._known: set[str] = set()
-
-    @property
-    def configured(self) -> str:
-        """Text by which the group was asked for, as far as it is known."""
-        return self._configured()
-
-    def takes_as_is(self, tensors: Sequence[Tensor]) -> bool:
-        """True for one tensor with nothing to check: dense, contiguous, on the CPU."""
-        tensor = tensors[0]
-        return (
-            len(tensors) == 1
-            and tensor.is_cpu
-            and "cpu" in self._known
-            and not is_served(tensor)
-            and tensor.layout is torch.strided
-            and not tensor.is_quantized
-            and tensor.is_contiguous()
-            and has_memory(tensor)
-        )
-
-    def check(self, name: str, tensors: Sequence[Tensor]) -> None:
-        """Refuses tensors that this group isn't for, and those of a stream that records a graph."""
-        if "cpu" in self._known and all(tensor.is_cpu for tensor in tensors):
-            return
-        devices = {tensor.device for tensor in tensors}
-        if len(devices) > 1:
-            listed = ", ".join(sorted(str(device) for device in devices))
-            raise UnsupportedError(
-                f"{self._where}: {name} got tensors on {listed}, but takes those of one device at "
-                f"a time"
-            )
-        for device in devices:
-            if device.type not in self._known:
-                self._check_backend(name, device.type)
-        for device in devices:
-            if device.type == "cuda" and _is_capturing(device):
-                raise UnsupportedError(
-                    f"{self._where}: {name} can't be captured in a CUDA graph: packets are sent "
-                    f"and received by the host; call it outside of the capture"
-                )
-
-    def known_backend_of(self, device: str) -> Any:
-        """Another backend that serves a type of device, if it was made by now; or None."""
-        name = _other_of(device, self._configured())
-        return None if name is None or self._others is None else self._others.made(name)
-
-    def _check_backend(self, name: str, device: str) -> None:
-        configured = self._configured()
-        other = _other_of(device, configured)
-        if other is not None:
-            assert self._others is not None
-            raise Delegated(self._where, name, self._others.of(other, configured))
-        if configured:
-            self._known.add(device)
 
 
 def _other_of(device: str, configured: str) -> str | None:
@@ -314,7 +252,10 @@ FORWARDED: Final = (
 """Methods of a c10d.Backend that are the group's."""
 
 
-class DeviceBackend:
+_Backend: Any = _c10d.Backend if HAS_BACKENDS else object
+
+
+class DeviceBackend(_Backend):  # type: ignore[misc]
     """Methods that torch asks of a backend alone; all else is the group's."""
 
     # Before torch 2.15 no group of the CPU is split, and new_group would hand this to C++.
@@ -325,6 +266,8 @@ class DeviceBackend:
     supports_window = False
 
     def __init__(self, group: dist.ProcessGroup) -> None:
+        if HAS_BACKENDS:
+            super().__init__(group.rank(), group.size())
         # The group keeps this, where C++ does.
         self._known = weakref.ref(group)
 
@@ -363,23 +306,7 @@ class DeviceBackend:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
-
-def _forwarding(name: str) -> Callable[..., Any]:
-    def forward(self: DeviceBackend, *given: Any, **named: Any) -> Any:
-        return getattr(self._group, name)(*given, **named)
-
-    forward.__name__ = forward.__qualname__ = name
-    return forward
-
-
-if HAS_BACKENDS:
-
-    class LossyBackend(DeviceBackend, _c10d.Backend):  # type: ignore[misc]
-        """The same as a backend of torch's, which C++ may call."""
-
-        def __init__(self, group: dist.ProcessGroup) -> None:
-            _c10d.Backend.__init__(self, group.rank(), group.size())
-            DeviceBackend.__init__(self, group)
+    if HAS_BACKENDS:
 
         @property
         def options(self) -> Any:
@@ -394,9 +321,14 @@ if HAS_BACKENDS:
             made.group_name = group._name
             return made
 
-    for _name in FORWARDED:  # torch looks for them in the class
-        setattr(LossyBackend, _name, _forwarding(_name))
+
+def _forwarding(name: str) -> Callable[..., Any]:
+    def forward(self: DeviceBackend, *given: Any, **named: Any) -> Any:
+        return getattr(self._group, name)(*given, **named)
+
+    forward.__name__ = forward.__qualname__ = name
+    return forward
 
 
-def backend_of(group: dist.ProcessGroup) -> Any:
-    return LossyBackend(group) if HAS_BACKENDS else DeviceBackend(group)
+for _name in FORWARDED:  # torch looks for them in the class
+    setattr(DeviceBackend, _name, _forwarding(_name))

@@ -12,11 +12,12 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import profiler
 
 from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
@@ -29,6 +30,7 @@ from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import SLICE_SECONDS
 
 from . import checks, spans
+from .builtin_hooks import BACKWARD
 from .collectives import ALL_REDUCE, submit_barrier
 from .description import (
     CollectiveKind,
@@ -47,18 +49,14 @@ from .reduction import Reduction, resolve
 from .repeats import REPEATED, Repeats
 from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered, then, widened
-from .tensors import ENCODED_DTYPES, LOSSY_DTYPES, WIDER
+from .tensors import DTYPES, ENCODED_DTYPES, LOSSY_DTYPES, WIDER
 from .work import Coalescing, EngineWork, ManyWork
 
 OWN_FILES: Final = str(Path(__file__).parents[1])
 OPERATORS: Final = torch._ops.__file__
 FORWARD: Final = torch.nn.Module._call_impl.__code__
-BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
-"""Code of the frames by which the two passes are recognized."""
+"""Code of the frames by which a forward is recognized."""
 NO_SPAN: Final = contextlib.nullcontext()
-BY_TORCH: Final = "torch.use_deterministic_algorithms(True)"
-BY_OPTION: Final = "deterministic=1"
-"""Sources of the wish for the same bits in each run."""
 
 
 @lru_cache(maxsize=64)
@@ -88,8 +86,13 @@ def choose(
     encoding = _encoding(call, options, around)
     if is_gathered(call.kind, reduction):
         return CallOptions(reliable_version(options), encoding=codec.phases(encoding)[0])
-    lossy_scope = around is not None and around.lossy_copies
-    if options.delivery == "lossy" and not _may_lose(call.kind, call, options, lossy_scope):
+    loss, may_lose = call.kind.loss, call.nbytes >= options.lossy_min_bytes
+    if loss is Loss.COPY:
+        lossy_scope = around is not None and around.lossy_copies
+        may_lose &= lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
+    elif loss is not Loss.REDUCTION:
+        may_lose = loss is Loss.DELIVERY
+    if options.delivery == "lossy" and not may_lose:
         options = reliable_version(options)
     return CallOptions(options, encoding=encoding)
 
@@ -132,48 +135,29 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
     return options.encoding if call.op is not None else codec.phases(options.encoding)[1]
 
 
-def _may_lose(kind: CollectiveKind, call: Description, options: Options, lossy_scope: bool) -> bool:
-    loss = kind.loss
-    if loss is Loss.REDUCTION:
-        return call.nbytes >= options.lossy_min_bytes
-    if loss is Loss.COPY:
-        floats = lossy_scope and call.writes[0].dtype in LOSSY_DTYPES
-        return floats and call.nbytes >= options.lossy_min_bytes
-    return loss is Loss.DELIVERY
-
-
-class Recovered(NamedTuple):
-    """Recovery asked of a group: rounds of resending, and the share that may be missing."""
-
-    repair: int | None = None
-    max_missing: float | None = None
-
-
 class Dispatcher:
-    """The pipeline of one group. ``devices``: which devices the group serves; None: all that are
-    served at all."""
+    """The pipeline of one group. ``devices``: which devices the group serves."""
 
-    def __init__(self, endpoint: Endpoint, devices: ServedDevices | None = None) -> None:
-        self._endpoint = endpoint
+    def __init__(self, endpoint: Endpoint, devices: ServedDevices) -> None:
+        self.endpoint: Final = endpoint
         self.health: Final = endpoint.health
         self.where: Final = self.health.where
         self._group_failure = endpoint.operations.group_failure
         self.fail: Final = endpoint.fail
         self._options = endpoint.options
         self._says_lossy = endpoint.options.is_given("delivery")
-        self._told_of_activations = self._told_of_one_host = False
-        self._asked: list[Recovered] = []
+        self._told: set[str] = set()
+        self._asked: list[tuple[int | None, float | None]] = []
         self.coalescing: Final = Coalescing()
         self.lanes: Final = Lanes()
         self.device_wire: Final = DeviceWire(endpoint, self.lanes)
-        self.devices: Final = devices or ServedDevices(self.where, str)
-        self.repeats: Final = Repeats(endpoint, self.devices)
+        self.devices: Final = devices
+        self.repeats: Final = Repeats(devices)
 
     # ---- options ----
 
     def effective(self) -> Options:
-        """Return the options for a call made now: the group's, as changed by the scope around
-        it."""
+        """The options for a call made now: the group's, as changed by the scope around it."""
         around, options = scope(), self._asked_options()
         return options if around is None else within(options, around)
 
@@ -184,20 +168,20 @@ class Dispatcher:
             return determined(options)
         return options
 
-    def recover(self, asked: Recovered) -> Callable[[], None]:
+    def recover(self, repair: int | None, max_missing: float | None) -> Callable[[], None]:
         """Brings back as much as is asked for from now on, of what is lossy.
 
         Whoever made the group goes first: rounds don't count where ``repair`` was set, a share
         doesn't where ``max_missing``, ``repair`` or ``fec`` was. All ranks must call this, and what
         it returns, between the same calls.
         """
-        made = self._endpoint.options
+        made = self.endpoint.options
         means = made.is_given("repair") or made.is_given("fec") or made.is_given("max_missing")
 
-        def change(what: Callable[[Recovered], None]) -> None:
-            what(asked)
-            rounds = [one.repair for one in self._asked if one.repair is not None]
-            shares = [one.max_missing for one in self._asked if one.max_missing is not None]
+        def change(what: Callable[[tuple[int | None, float | None]], None]) -> None:
+            what((repair, max_missing))
+            rounds = [one for one, _ in self._asked if one is not None]
+            shares = [one for _, one in self._asked if one is not None]
             changes: dict[str, Any] = {}
             if rounds and not made.is_given("repair"):
                 changes["repair"] = max(rounds)
@@ -216,10 +200,7 @@ class Dispatcher:
     def run_again(
         self, kind: CollectiveKind, source: Tensor, target: Tensor, what: object, opts: Any
     ) -> dist.Work | None:
-        """Serves a call like one before, by what was decided then; None: there is none.
-
-        ``what``: the reduction's operation, or the root.
-        """
+        """Serves a call like one before, if there is one. ``what``: its operation, or its root."""
         known = self.repeats.find(kind, source, target, what, opts, self._asked_options())
         if known is None:
             return None
@@ -228,14 +209,27 @@ class Dispatcher:
         named = known.named
         call = Collective(named.name, named.dtype, named.elements, named.detail)
         call.delivery = named.delivery
+        address = source.data_ptr()
+        operation: Operation | None
         try:
-            operation = self.repeats.submit(known, call, source, target, opts)
+            if known.steady is None:
+                # An all-reduce, whose owners are in another order each time.
+                given = call_options(known.choice, opts, Staged(source, source), known.reduction)
+                self.health.issue(call)
+                operation = self.endpoint.all_reduce(
+                    *(call, address, source.numel(), DTYPES[source.dtype]), given
+                )
+            else:
+                buffers = address, target.data_ptr()
+                operation = self.endpoint.operations.submit_again(
+                    *(known.steady, call, buffers), (source, target)
+                )
         except BaseException as error:
             self._recover(call, error)
             raise
-        if operation is None:
+        if operation is None:  # it isn't quite like that one, and nothing was done
             return None
-        work = self.coalescing.add(EngineWork(self._endpoint, operation, [target]))
+        work = self.coalescing.add(EngineWork(self.endpoint, operation, [target]))
         if not opts.asyncOp:
             # The caller is about to wait. Begun here, that takes fewer steps of Python, each of
             # which takes microseconds after computing. What a handler raises is the caller's.
@@ -259,11 +253,16 @@ class Dispatcher:
                 return work
         if choice.options.deterministic and choice.lossy:
             by_torch = torch.are_deterministic_algorithms_enabled()
-            self._endpoint.stats.promise(choice.options, BY_TORCH if by_torch else BY_OPTION)
+            wish = "torch.use_deterministic_algorithms(True)" if by_torch else "deterministic=1"
+            self.endpoint.stats.promise(choice.options, wish)
         numbered = self.named(call, choice)
-        if choice.encoding != "same" and self._endpoint.one_host:
+        if choice.encoding != "same" and self.endpoint.one_host:
             asked = choice.options.wire
-            self._tell_of_one_host(choice.encoding if asked == "same" else asked)
+            self._tell_once(
+                "%s: wire=%s changes nothing here: all ranks share a host, where floats travel as "
+                "they are; to try an encoding on one host, set LOSSYCOLL_LINK=udp",
+                choice.encoding if asked == "same" else asked,
+            )
             choice = choice._replace(encoding="same")
         try:
             work = self._by_engine(numbered, call, opts, choice, reduction)
@@ -274,68 +273,52 @@ class Dispatcher:
             self.repeats.remember(call, choice, reduction, numbered, options, opts, work)
         return work
 
-    def _tell_of_one_host(self, wire: str) -> None:
-        """Once: only what leaves a host is encoded."""
-        if not self._told_of_one_host and self.where.rank == 0:
-            log.info(
-                "%s: wire=%s changes nothing here: all ranks share a host, where floats travel as "
-                "they are; to try an encoding on one host, set LOSSYCOLL_LINK=udp",
-                self.where,
-                wire,
-            )
-        self._told_of_one_host = True
+    def _tell_once(self, text: str, value: str) -> None:
+        if text not in self._told and self.where.rank == 0:
+            log.info(text, self.where, value)
+        self._told.add(text)
 
     def _is_exact(self, kind: CollectiveKind) -> bool:
         """True if a sum is of activations, as far as can be seen, and nobody has said that it may
         lose packets (docs/backend.md)."""
         if kind.loss is not Loss.REDUCTION or self._says_lossy or not adds_activations():
             return False
-        if not self._told_of_activations and self.where.rank == 0:
-            log.info(
-                "%s: %s in a module's forward or by torch.ops (DTensor, torch.compile) adds "
-                "activations up and is reliable; with lossycoll.lossy() around it, or "
-                "Options(delivery='lossy'), it may lose packets",
-                self.where,
-                kind.name,
-            )
-        self._told_of_activations = True
+        self._tell_once(
+            "%s: %s in a module's forward or by torch.ops (DTensor, torch.compile) adds "
+            "activations up and is reliable; with lossycoll.lossy() around it, or "
+            "Options(delivery='lossy'), it may lose packets",
+            kind.name,
+        )
         return True
 
     def _encoded_there(
         self, call: Description, encoding: str, reduction: Reduction | None, opts: Any
     ) -> dist.Work | None:
-        """Serves a call whose tensors are encoded on their device, if they are."""
         wire = self.device_wire
         if not call.on_device or not wire.serves(call, encoding, reduction):
             return None
         assert reduction is not None
-        before = self._endpoint.operations.sequencer.next
+        before = self.endpoint.operations.sequencer.next
         try:
             return wire.all_reduce(
                 *(call, encoding, reduction), lambda part: self._serve(part, self.check(part), opts)
             )
         except BaseException as error:
-            self._recover_from_halves(call, error, before)
+            # As in _recover(): errors raised in one of the two calls are handled by now, but not
+            # what was raised between them.
+            handled = isinstance(error, LossyError) and not isinstance(error, DeviceError)
+            is_error = isinstance(error, Exception)
+            if handled or (not is_error and self.endpoint.operations.sequencer.next == before):
+                raise  # the latter: interrupted, and nothing was submitted
+            named = self.named(call)
+            self.health.issue(named)
+            if isinstance(error, Exception):
+                raise not_submitted(self.endpoint, named, error) from error
+            self.fail_halfway(named, error)
             raise
 
-    def _recover_from_halves(self, call: Description, error: BaseException, before: int) -> None:
-        """Like :meth:`_recover`, for a call that is two: errors raised in one are handled by
-        now, but not what was raised between them."""
-        if isinstance(error, LossyError) and not isinstance(error, DeviceError):
-            return
-        is_error = isinstance(error, Exception)
-        if not is_error and self._endpoint.operations.sequencer.next == before:
-            return  # interrupted, and nothing was submitted
-        named = self.named(call)
-        self.health.issue(named)
-        if is_error:
-            assert isinstance(error, Exception)
-            raise not_submitted(self._endpoint, named, error) from error
-        self.fail_halfway(named, error)
-
     def run_all(self, calls: Sequence[Description], opts: Any) -> dist.Work:
-        """Serves several calls; one work for all. ``calls``: what is asked for. If one of them is
-        refused, none is made."""
+        """Serves several calls as one work. If one of them is refused, none is made."""
         checked = [(call, self.check(call)) for call in calls]
         works = [
             self.coalescing.add(self._serve(call, reduction, opts)) for call, reduction in checked
@@ -352,8 +335,8 @@ class Dispatcher:
             checks.check_readable(self.where, name, reads)
         checks.check_writable(self.where, name, writes)
         self.devices.check(name, writes if reads is writes else [*reads, *writes])
-        if call.root is not None:
-            checks.check_root(self.where, name, call.root)
+        if call.root is not None and not 0 <= call.root < self.where.world:
+            raise checks.refusal(self.where, name, f"root {call.root} in")
         return self._reduction(call)
 
     def _reduction(self, call: Description) -> Reduction | None:
@@ -378,7 +361,7 @@ class Dispatcher:
         elif isinstance(error, Exception):
             if call.seq < 0:
                 self.health.issue(call)
-            raise not_submitted(self._endpoint, call, error) from error
+            raise not_submitted(self.endpoint, call, error) from error
         elif call.seq >= 0 and call.submitted != call.operations:
             if not call.submitted and self.health.take_back(call):
                 return
@@ -438,21 +421,22 @@ class Dispatcher:
         fills = not gathers or call.root in (None, self.where.rank)
         if narrow is not None and fills:
             staged = then(staged, narrow)
-        moves = call.nbytes or call.splits is not None
-        on_device = (
-            OnDevice(self._endpoint, self.lanes, carried) if moves and call.on_device else None
-        )
+        on_device = None
+        if call.on_device and (call.nbytes or call.splits is not None):
+            on_device = OnDevice(self.endpoint, self.lanes, carried)
         try:
             if on_device is not None:
                 keeps = choice.lossy or choice.options.continues
                 divides = call.kind.divides and staged.among is None
                 staged = on_device.begin(staged, keeps=keeps, divides=divides)
-            span = spans.of(self.where.group, numbered, call) if spans.are_wanted() else None
+            span = None
+            if profiler._is_profiler_enabled:
+                span = spans.Span(self.where.group, numbered, call.reads, call.nbytes)
             given = call_options(
                 choice, opts, staged, reduction, None if span is None else span.observe
             )
             s = Submission(
-                *(self._endpoint, numbered, carried, staged.source, staged.target, given),
+                *(self.endpoint, numbered, carried, staged.source, staged.target, given),
                 self.health,
             )
             if on_device is not None:
@@ -460,33 +444,20 @@ class Dispatcher:
             self.health.issue(numbered)  # after all that may take long or fail for want of memory
             with NO_SPAN if span is None else span:
                 submitted = submit(s) if on_device is None else on_device.submit(submit, s)
+            operations = (submitted,) if isinstance(submitted, Operation) else submitted
             if span is not None:
-                span.ends_with(submitted)
-            return self._work(call, submitted, on_device)
+                span.ends_with(operations)
+            works = [call.kind.work(self.endpoint, each, call.filled) for each in operations]
+            if on_device is not None:
+                return on_device.submitted(works, operations)
+            return works[0] if len(works) == 1 else ManyWork(works, call.filled)
         except BaseException:
             if on_device is not None:
                 on_device.give_up(submitted=numbered.submitted == numbered.operations)
             raise
 
-    def _work(
-        self,
-        call: Description,
-        submitted: Operation | tuple[Operation, ...],
-        on_device: OnDevice | None,
-    ) -> dist.Work:
-        if isinstance(submitted, Operation):
-            work = call.kind.work(self._endpoint, submitted, call.filled)
-            return work if on_device is None else on_device.submitted([work], (submitted,))
-        works = [EngineWork(self._endpoint, each, call.writes) for each in submitted]
-        return (
-            ManyWork(works, call.writes)
-            if on_device is None
-            else on_device.submitted(works, submitted)
-        )
-
     def issue(self, call: Collective) -> None:
-        """Numbers a call that no operation serves. The engine may have failed by one that was done
-        here."""
+        """Numbers a call that no operation serves, unless the engine has failed by now."""
         if cause := self._group_failure(call):
             raise cause.again(call.numbered)
         self.health.issue(call)

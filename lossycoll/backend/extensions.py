@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,26 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
+from lossycoll.errors import UnsupportedError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.engine.reports import Report, Stats
 
-from . import block_collectives
-from .block_collectives import BlockWork, ContributionWork
+from . import checks
+from .block_collectives import (
+    ALL_GATHER_BLOCKS,
+    REDUCE_SCATTER_BLOCKS,
+    BlockWork,
+    ContributionWork,
+    check_whole,
+)
+from .bootstrap import Group
 from .description import Description
-from .dispatch import Dispatcher, Recovered
+from .dispatch import Dispatcher
 from .overloads import opaque
-from .tensors import nbytes
+from .reduction import AVG
+from .tensors import DTYPES, nbytes
 
 _c10d: Any = c10d  # its stub has overloads that aren't served
 
@@ -33,10 +43,9 @@ class Extensions:
 
     _endpoint: Endpoint
     _dispatcher: Dispatcher
-    _topology: Topology
+    _group: Group
     _name: str
     _description: str
-    _rekey: Callable[[], None]
 
     # ---- figures and options ----
 
@@ -63,11 +72,11 @@ class Extensions:
 
     def lossy_topology(self) -> Topology:
         """Return the ranks' hosts and sites (``lossycoll.topology``)."""
-        return self._topology
+        return self._group.topology
 
     def lossy_rekey(self) -> None:
         """Change the keys of all traffic from now on (``lossycoll.rekey``)."""
-        self._rekey()
+        self._group.rekey()
 
     def lossy_options(self) -> Options:
         """Return the options for a call made now, as changed by the scope around it."""
@@ -103,7 +112,7 @@ class Extensions:
             A function that undoes the change.
         """
         self.lossy_made_up_for()
-        return self._dispatcher.recover(Recovered(repair, max_missing))
+        return self._dispatcher.recover(repair, max_missing)
 
     def lossy_made_up_for(self) -> None:
         """Suppress warnings of missing packets in this group, since a method makes up for them."""
@@ -204,9 +213,19 @@ class Extensions:
         Raises:
             UnsupportedError: A tensor or an array has another form.
         """
-        blocks = self.blocks(nbytes(output) // self._dispatcher.where.world, encoding)
-        description = block_collectives.all_gather_blocks(
-            self._dispatcher.where, output, needed, blocks, encoding
+        where, name, tensors = self._dispatcher.where, ALL_GATHER_BLOCKS.name, [output]
+        check_whole(where, name, output, encoding)
+        shape = where.world, self.blocks(nbytes(output) // where.world, encoding)
+        if needed is not None and (needed.shape != shape or needed.dtype != np.bool_):
+            raise UnsupportedError(
+                f"{where}: {name} got needed blocks as {needed.dtype}{needed.shape}, wanted "
+                f"bool{shape}"
+            )
+        description = Description(
+            *(ALL_GATHER_BLOCKS, tensors, tensors, nbytes(output)),
+            compared=output,
+            argument=needed,
+            encoding=encoding,
         )
         work = self._dispatcher.run(description, _c10d.AllgatherOptions())
         assert isinstance(work, BlockWork)
@@ -237,8 +256,18 @@ class Extensions:
         Raises:
             UnsupportedError: A tensor has another form.
         """
-        description = block_collectives.reduce_scatter_blocks(
-            self._dispatcher.where, output, input, encoding
+        where, name = self._dispatcher.where, REDUCE_SCATTER_BLOCKS.name
+        check_whole(where, name, input, encoding)
+        checks.check_chunks(where, name, output, input)
+        if not output.is_contiguous():
+            raise checks.refusal(where, name, f"an output of stride {output.stride()} in")
+        if input.dtype not in DTYPES:
+            raise checks.refusal(where, name, f"{input.dtype} in")
+        description = Description(
+            *(REDUCE_SCATTER_BLOCKS, [input], [output], nbytes(input)),
+            compared=input,
+            op=SimpleNamespace(op=AVG, factor=None),
+            encoding=encoding,
         )
         work = self._dispatcher.run(description, _c10d.ReduceScatterOptions())
         assert isinstance(work, ContributionWork)

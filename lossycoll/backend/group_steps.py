@@ -22,6 +22,7 @@ from lossycoll.plan import Topology, faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.plan_cache import name_of
 from lossycoll.runtime.core import logfmt
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
@@ -34,13 +35,12 @@ from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.messages import Defined
 from lossycoll.runtime.world.reachability import common_version, compare_machines
 
-from .builder import Ends, GroupBuilder, GroupSpec
+from .builder import Contact, Ends, GroupBuilder, GroupSpec
 from .meeting import GroupListener, Meeting, MeetingListener
 from .rdma import Reach, agree, open_rdma
 from .resource_limits import check_descriptors, refused
 from .sharing import (
     LEARNT,
-    Offer,
     Sharing,
     compare_sites,
     is_crowded,
@@ -52,14 +52,12 @@ from .sharing import (
 from .status import show, tell
 from .worlds import WORLDS, World, attachment, with_liveness_of
 
-log: Final = logging.getLogger("lossycoll")
 _warned: Final[list[Where]] = []
 """The first group that sends in clear, once it was warned of."""
 
 
 def prepare(builder: GroupBuilder, pg_options: object) -> None:
-    """Opens what this rank needs before the ranks meet. Errors of this rank alone are found here,
-    so that the others hear of them."""
+    """Opens what this rank needs before the ranks meet, who hear of its errors."""
     spec = builder.spec
     if builder.unusable is not None:
         raise builder.unusable
@@ -80,8 +78,7 @@ def prepare(builder: GroupBuilder, pg_options: object) -> None:
 
 
 def read_options(spec: GroupSpec, pg_options: object, worlds: Sequence[World]) -> Options:
-    """The options of a group whose ranks may meet in one of ``worlds``. ``sealed``: what it sends
-    will be."""
+    """The options of a group whose ranks may meet in one of ``worlds``."""
     options = with_liveness_of(Options.resolve(pg_options), pg_options, worlds)
     check_links(options, spec.size)
     logfmt.show(options)
@@ -99,7 +96,8 @@ def _open_ends(builder: GroupBuilder, payload: int) -> Ends:
     sharing = open_sharing(options, spec.size)
     builder.undo.callback(sharing.close)
     link = address, host.link().port
-    return Ends(plane, host, (address, port), link, sharing, interface.name)
+    contact = Contact((address, port), link, interface.name, sharing.offer)
+    return Ends(plane, host, sharing, contact)
 
 
 def meet(builder: GroupBuilder, pg_options: object) -> None:
@@ -131,11 +129,8 @@ def meet(builder: GroupBuilder, pg_options: object) -> None:
     builder.reach = agree(here, rendezvous, builder.rdma, ranks)
     builder.ends, said = _ends_of_all(builder, ranks, builder.reach)
     builder.plane = builder.ends.plane
-    _compare_machines(here, said)
-    builder.endpoints = tuple(_place(one["control"]) for one in said)
-    builder.devices = tuple(str(one.get("device", "")) for one in said)
-    builder.links = tuple(_place(one["link"]) for one in said)
-    builder.offers = tuple(Offer.from_json(one["offer"]) for one in said)
+    builder.contacts = [Contact.from_json(one) for one in said]
+    _compare_machines(here, builder.contacts)
 
 
 def _ends_of_all(
@@ -153,18 +148,13 @@ def _ends_of_all(
     rendezvous = builder.rendezvous
     payload = reach.payload or min(rendezvous.exchange("payload", builder.network.payload))
     if ends is not None and not (
-        ends.control[0] == builder.network.interface.address
+        ends.contact.control[0] == builder.network.interface.address
         and ends.host.link().payload_bytes == payload
     ):
         ends.close()
         ends = None
     ends = ends or _open_ends(builder, payload)
     return ends, rendezvous.exchange("ends", ends.to_json())
-
-
-def _place(said: Sequence[Any]) -> tuple[str, int]:
-    """An address and a port, as JSON has them."""
-    return str(said[0]), int(said[1])
 
 
 def _hello(builder: GroupBuilder) -> dict[str, Any]:
@@ -182,7 +172,7 @@ def _hello(builder: GroupBuilder) -> dict[str, Any]:
     }
     if builder.ends is not None:
         hello |= builder.ends.to_json()
-    hello["rdma"] = None if builder.rdma is None else builder.rdma.to_json()
+    hello["rdma"] = builder.rdma.to_json()
     if builder.spec.rank == 0:
         hello |= {"token": secrets.token_hex(16), "group": fault_group(builder.spec.name)}
     return hello
@@ -205,9 +195,13 @@ def open_engine(builder: GroupBuilder) -> None:
     spec = builder.spec
     if builder.ends is not None:
         builder.host = builder.ends.host
-        _start(builder, builder.ends.sharing, builder.endpoints)
+        _start(builder, builder.ends.sharing)
     elif builder.shares:
-        builder.host = _shared_host(builder)
+        assert builder.world is not None
+        builder.host = builder.world.host
+        held = builder.host.hold()  # the builder holds it as well, so it can't be closed by now
+        assert held
+        builder.undo.callback(builder.host.release)
     else:
         _open_own_host(builder)
     members = builder.members if builder.shares else tuple(range(spec.size))
@@ -215,7 +209,8 @@ def open_engine(builder: GroupBuilder) -> None:
         builder.host,
         spec.rank,
         spec.size,
-        number=_wire_number(builder.session),
+        # Of its own rendezvous, so no other group's; not 0.
+        number=int(builder.session, 16) % (2**32 - 1) + 1,
         fault_group=builder.number,
         options=builder.options,
         members=members,
@@ -230,17 +225,18 @@ def open_engine(builder: GroupBuilder) -> None:
     builder.topology = topology_of(builder.here, builder.host, members, builder.options)
 
 
-def _start(builder: GroupBuilder, sharing: Sharing, listeners: Sequence[tuple[str, int]]) -> None:
+def _start(builder: GroupBuilder, sharing: Sharing) -> None:
     """Starts a host, once it is known who shares its memory, and who its site."""
-    here, host, offers = builder.here, builder.host, builder.offers
+    here, host, contacts = builder.here, builder.host, builder.contacts
+    offers = [one.offer for one in contacts]
     with contextlib.closing(sharing):
         shared = share(here, builder.rendezvous, host, sharing, offers, builder.token)
         topology = shared.topology
-        found = builder.reach.addresses if builder.reach is not None else {}
-        reached = {rank: one for rank, one in found.items() if rank not in shared.descriptors}
-        if builder.rdma is not None:
-            builder.rdma.hand_over(host, is_used=bool(reached))
+        found, near = builder.reach.addresses, shared.descriptors
+        reached = {rank: one for rank, one in found.items() if rank not in near}
+        builder.rdma.hand_over(host, is_used=bool(reached))
         if builder.options.site == LEARNT:
+            listeners = [one.control for one in contacts]
             topology = learn_sites(here, builder.rendezvous, topology, listeners)
         crowded = is_crowded(here.rank, offers, core_limit())
         if builder.secret is not None:
@@ -248,24 +244,15 @@ def _start(builder: GroupBuilder, sharing: Sharing, listeners: Sequence[tuple[st
             keys = builder.secret.path_secrets(meeting, here.rank, here.world)
             host.seal(keys, builder.secret.filter(meeting))
             builder.plane.sealed.add(host)
-        show(builder, listeners)
+        show(builder)
         host.start(
             int(builder.session, 16),
-            builder.links,
+            [one.link for one in contacts],
             topology,
-            shared.descriptors,
+            near,
             verbs=reached,
             crowded=crowded,
         )
-
-
-def _shared_host(builder: GroupBuilder) -> Host:
-    assert builder.world is not None
-    host = builder.world.host
-    held = host.hold()  # the builder holds it as well, so it can't be closed by now
-    assert held
-    builder.undo.callback(host.release)
-    return host
 
 
 def _open_own_host(builder: GroupBuilder) -> None:
@@ -280,24 +267,12 @@ def _open_own_host(builder: GroupBuilder) -> None:
     builder.undo.callback(sharing.close)
     mine = {"link": [address, host.link().port], "offer": sharing.offer.to_json()}
     said = rendezvous.exchange("links", mine)
-    builder.links = tuple(_place(one["link"]) for one in said)
-    builder.offers = tuple(Offer.from_json(one["offer"]) for one in said)
-    _start(builder, sharing, [builder.plane.place_of(member) for member in builder.members])
-
-
-def _wire_number(session: str) -> int:
-    """The group's number in packets: of its own rendezvous, so no other group's; not 0."""
-    return int(session, 16) % (2**32 - 1) + 1
-
-
-def become_member(builder: GroupBuilder) -> None:
-    """Makes a membership of the world's plane. It tells the others if this rank fails from now on.
-    They have met this rank, so nothing in the store would keep them from waiting for it."""
-    builder.membership = member_of(
-        *(builder.undo, builder.plane, builder.session, builder.members),
-        outlive=builder.options.continues,
-        definition=builder.definition,
-    )
+    places = map(builder.plane.place_of, builder.members)
+    builder.contacts = [
+        Contact.from_json({**one, "control": place})
+        for one, place in zip(said, places, strict=True)
+    ]
+    _start(builder, sharing)
 
 
 def member_of(
@@ -329,7 +304,7 @@ def join(builder: GroupBuilder) -> None:
         return
     plane, host, spec = builder.plane, builder.host, builder.spec
     plane.protocol.pulse = host.pulse
-    plane.start(builder.token, builder.endpoints)
+    plane.start(builder.token, [one.control for one in builder.contacts])
     tell(builder)
     builder.founded = World(
         builder.session, spec.rank, spec.global_ranks, plane, host, builder.network
@@ -349,7 +324,9 @@ def enter(builder: GroupBuilder, endpoint: Endpoint) -> None:
         Meeting(builder, health, listener.lost_early).wait()
         WORLDS.add(world)
         return
-    builder.membership.open(GroupListener(endpoint), wait=not builder.all_here)
+    # No member is known to be lost or gone, this rank included?
+    all_here = builder.plane.is_sound and all(map(builder.plane.is_here, builder.members))
+    builder.membership.open(GroupListener(endpoint), wait=not all_here)
     failure = health.failure
     # A timeout is of a call: who has made the group before may have failed it by now. The group is
     # made all the same, as by gloo, and this rank's first call raises it.
@@ -358,8 +335,7 @@ def enter(builder: GroupBuilder, endpoint: Endpoint) -> None:
 
 
 def tell_ready(health: Health, builder: GroupBuilder) -> None:
-    """Logs what the group was made with; as debug where an earlier one has the same socket, since
-    a mesh has dozens of those."""
+    """Logs what the group was made with; as debug where another has the same socket."""
     options, network, host = builder.options, builder.network, builder.host
     ranks, link = builder.spec.global_ranks, host.link()
     logfmt.event(
@@ -374,7 +350,7 @@ def tell_ready(health: Health, builder: GroupBuilder) -> None:
         fast=",".join(link.active) or "none",
         buffers=link.receive_buffer,
         **({"sealed": options.cipher} if host.is_sealed else {}),
-        control="{}:{}".format(*builder.place),
+        control="{}:{}".format(*builder.plane.place_of(builder.members[builder.spec.rank])),
         **_who_is_near(builder.topology, health.where.rank, options),
         **({"inject": options.inject} if options.inject else {}),
     )
@@ -445,12 +421,11 @@ def _use_the_network_of(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]
         builder.network = attachment(builder.here, builder.options, interface)
 
 
-def _compare_machines(here: Where, ends: Sequence[Mapping[str, Any]]) -> None:
+def _compare_machines(here: Where, contacts: Sequence[Contact]) -> None:
     """Two machines of one address can't be told apart by it."""
-    offers = [Offer.from_json(one["offer"]) for one in ends]
-    machines = [(m.boot, m.network) if (m := one.machine) else None for one in offers]
-    addresses = [str(one["control"][0]) for one in ends]
-    compare_machines(str(here), addresses, machines, [str(one.get("device", "")) for one in ends])
+    machines = [(m.boot, m.network) if (m := one.offer.machine) else None for one in contacts]
+    addresses = [one.control[0] for one in contacts]
+    compare_machines(str(here), addresses, machines, [one.device for one in contacts])
 
 
 def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:

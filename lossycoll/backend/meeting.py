@@ -25,10 +25,12 @@ from lossycoll.runtime.world.reachability import (
 from .builder import GroupBuilder
 
 
-class HealthListener:
-    """Base listener, which tells a group's health."""
+class GroupListener:
+    """Listener of a complete group: its health, and the endpoint's stats."""
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        health = endpoint.health
         self.on_dead = health.on_dead
         self.on_abort = health.on_abort
         self.on_broken = health.on_broken
@@ -36,15 +38,7 @@ class HealthListener:
         self.on_differs = health.on_differs
         self.on_no_quorum = health.on_no_quorum
         self.call_at = health.call_at
-
-
-class GroupListener(HealthListener):
-    """Listener of a complete group: its health, and the endpoint's stats."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__(endpoint.health)
-        self._endpoint = endpoint
-        self.on_own_host = endpoint.health.on_own_host
+        self.on_own_host = health.on_own_host
         self.stats = endpoint.stats.own
         self.on_round = endpoint.look
         self.on_views = endpoint.go_on
@@ -59,8 +53,7 @@ class GroupListener(HealthListener):
 
 
 class MeetingListener(GroupListener):
-    """The same for a group whose ranks may not have met yet: then a rank that isn't heard is no
-    loss, but one that can't be reached."""
+    """The same where ranks may not have met yet: who isn't heard then can't be reached."""
 
     def __init__(self, endpoint: Endpoint, has_met: Callable[[], bool]) -> None:
         super().__init__(endpoint)
@@ -144,11 +137,14 @@ class Meeting:
             assert self._health.failure is not None
             return self._health.failure
         ports = self._builder.options.port_range
-        return unreached(self._builder.who, self._far(far, found), self._coordinator(far), ports)
+        hears = self._plane.trouble_with
+        trouble = hears(COORDINATOR) if far == self._rank else said_trouble(found)
+        here = hears(far) if self._rank == COORDINATOR else ""
+        sides = self._side(far, trouble), self._side(COORDINATOR, here)
+        return unreached(self._builder.who, *sides, ports)
 
     def _sign_of(self, rank: int) -> Any:
-        """The next words of ``rank`` in the store, or the error by which another one has ended
-        the rendezvous; None: nothing."""
+        """The next words of ``rank`` in the store; an error: another rank's; None: nothing."""
         rendezvous = self._builder.rendezvous
         before = heartbeat_of(rendezvous.told("alive", rank))
         seconds = max(3 * SLICE_SECONDS, SIGN_SHARE * self._plane.liveness)
@@ -163,19 +159,9 @@ class Meeting:
             time.sleep(SLICE_SECONDS / 5)
         return None
 
-    def _far(self, rank: int, told: Any) -> Side:
-        own = rank == self._rank
-        return self._side(
-            rank, self._plane.trouble_with(COORDINATOR) if own else said_trouble(told)
-        )
-
-    def _coordinator(self, far: int) -> Side:
-        return self._side(
-            COORDINATOR, self._plane.trouble_with(far) if self._rank == COORDINATOR else ""
-        )
-
     def _side(self, rank: int, trouble: str = "") -> Side:
-        return Side(rank, *self._builder.endpoints[rank], self._builder.devices[rank], trouble)
+        contact = self._builder.contacts[rank]
+        return Side(rank, *contact.control, contact.device, trouble)
 
     def _check_translated(self) -> None:
         """Raises RendezvousError where a rank's connection comes from an address that isn't its

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Final
 
 import torch
@@ -12,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lossycoll.devices.bounce import Bounce
-from lossycoll.devices.layer import DeviceError, Lane, Layer
+from lossycoll.devices.layer import DeviceError, Lane, StreamOrder
 from lossycoll.devices.registry import CALL_PIECES, Device, abandon, device_of
 from lossycoll.errors import EngineError
 from lossycoll.options.texts import STREAM_WAIT
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import CallOptions, Operation
+from lossycoll.runtime.core.call import Operation
 
 from .description import Description, Filled, Loss, Staged, Submission, Submit
 from .tensors import address
@@ -70,7 +70,11 @@ class OnDevice:
         """Queues the copy of what the call reads."""
         device, endpoint = self._device, self._endpoint
         if endpoint.world == 1:
-            _copy_alone(staged)
+            # A copy of source to target is every collective of a group of one rank.
+            source, target = staged.source.detach(), staged.target.detach()
+            if address(source) != address(target):
+                with torch.inference_mode():
+                    target.reshape(-1).copy_(source.reshape(-1)[: target.numel()])
             return staged
         try:
             wakers = endpoint.wakers
@@ -79,12 +83,13 @@ class OnDevice:
         lane = self._lanes.on(device, "calls")
         cuts = _cuts(staged.target, endpoint.world) if divides else ()
         device.retirement.wait_for_room(lane, len(cuts) + 1)
+        is_root, filled = self._root == endpoint.rank, self._kind.filled
         bounce = self._bounce = Bounce(
             *(device.layer, lane, device.pool, staged.source, staged.target),
             wakers=wakers,
             cuts=cuts,
             keeps=keeps,
-            fills=self._fills(),
+            fills=filled is Filled.ALL or is_root == (filled is Filled.ROOT),
             returns_source=self._kind.writes_source,
             spoils=self._kind.spoils or self._kind.loss is Loss.REDUCTION,
             may_be_ahead=STREAM_WAIT not in endpoint.options.disabled,
@@ -96,10 +101,6 @@ class OnDevice:
             return Staged(bounce.source, bounce.target, among=bounce.finish)
         return Staged(bounce.source, bounce.target)
 
-    def _fills(self) -> bool:
-        is_root, filled = self._root == self._endpoint.rank, self._kind.filled
-        return filled is Filled.ALL or is_root == (filled is Filled.ROOT)
-
     @property
     def pieces(self) -> int:
         return 1 if self._bounce is None else len(self._bounce.pieces)
@@ -110,28 +111,23 @@ class OnDevice:
         if bounce is None:
             return submit(s._replace(call_options=s.call_options._replace(on_device=True)))
         for number, piece in enumerate(bounce.pieces):
-            call_options = self._call_options(s.call_options, bounce, number)
-            made = submit(
-                s._replace(source=piece.source, target=piece.target, call_options=call_options)
-            )
+            # Nobody waits for it at once: the engine doesn't count on the caller's thread.
+            given = s.call_options._replace(gate=piece.gate, future=True)
+            if not bounce.ahead and given.among is None:
+                given = given._replace(epilogue=partial(bounce.finish, (), number))
+            made = submit(s._replace(source=piece.source, target=piece.target, call_options=given))
             if len(bounce.pieces) == 1:
                 return made
             assert isinstance(made, Operation)
             self._submitted.append(made)
         return tuple(self._submitted)
 
-    def _call_options(self, call_options: CallOptions, bounce: Bounce, number: int) -> CallOptions:
-        # Nobody waits for it at once: the engine doesn't count on the caller's thread.
-        call_options = call_options._replace(gate=bounce.pieces[number].gate, future=True)
-        if bounce.ahead or call_options.among is not None:
-            return call_options
-        return call_options._replace(epilogue=lambda: bounce.finish((), number))
-
     def submitted(self, works: Sequence[EngineWork], operations: Sequence[Operation]) -> dist.Work:
         """Queues the way back."""
         bounce, last = self._bounce, works[-1]
         if bounce is None:
-            last.streams = _Settled(self._device.layer)
+            layer = self._device.layer
+            last.streams = StreamOrder(layer, None, layer.current().record())
             return last
         # What comes before the data of an undivided call is waited for by the device's thread: if
         # it fails, so does the group, and with it the data. Pieces may end in any order.
@@ -171,38 +167,9 @@ class OnDevice:
             raise
 
 
-class _Settled:
-    """Outcome of a call that was done where the caller's kernels are queued."""
-
-    ahead = False
-
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
-        self.end = layer.current().record()
-
-    def order_current(self) -> None:
-        self.layer.current().wait_for(self.end)
-
-    def after_end(self) -> AbstractContextManager[None]:
-        """Nothing to wait for: whoever sets the future is on that stream."""
-        return nullcontext()
-
-
 def _cuts(tensor: Tensor, world: int) -> Sequence[int]:
     """Ends of a call's pieces, in elements; alike on all ranks."""
     least = max(PIECE_BYTES, world * RANK_BYTES) // tensor.element_size()
     elements = tensor.numel()
     each = least * max(1, -(-elements // (least * CALL_PIECES)))
     return range(each, elements - each // 2, each)
-
-
-def _copy_alone(staged: Staged) -> None:
-    """Copies source to target: every collective of a group of one rank does that."""
-    source, target = staged.source, staged.target
-    if address(source) != address(target):
-        with torch.inference_mode():
-            _flat(target).copy_(_flat(source)[: target.numel()])
-
-
-def _flat(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1)

@@ -1,4 +1,5 @@
-"""Decorators of what torch calls: short forms of arguments, and no tracing by torch.compile.
+"""Wrappers of what torch calls: short forms of arguments, calls that are another backend's or that
+wait for a tensor first, and no tracing by torch.compile.
 
 torch overloads the methods of its ProcessGroup in C++, and calls both forms itself: DDP's Join
 reduces a map of used parameters by ``allreduce(tensor)``. Here a short form, a tensor in place of a
@@ -15,6 +16,10 @@ from typing import Any, Final, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+
+from .checks import Unawaited
+from .devices import DELEGATED, NEWER, Delegated
+from .tensors import awaited
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 
@@ -57,20 +62,34 @@ FORMS: Final[Mapping[str, Forms]] = {
 """Forms of each method."""
 
 
-def overloaded(kind: type) -> None:
-    """Has methods of a process group's class take both forms."""
-    for name, forms in FORMS.items():
-        setattr(kind, name, _overloaded(getattr(kind, name), forms))
+def serve(kind: type) -> None:
+    """Has methods take both forms, hand on what is another backend's, and wait for tensors."""
+    for name in (*DELEGATED, *NEWER, "barrier"):
+        served = _served(getattr(kind, name), NEWER.get(name, name), FORMS.get(name))
+        setattr(kind, name, served)
 
 
-def _overloaded(method: Callable[..., Any], forms: Forms) -> Callable[..., Any]:
-    place, options = len(forms.first), forms.options
+def _served(method: Callable[..., Any], name: str, forms: Forms | None) -> Callable[..., Any]:
+    """``name``: the method's name in other backends."""
+    place, options = (0, None) if forms is None else (len(forms.first), forms.options)
 
     @functools.wraps(method)
     def served(group: Any, *given: Any, **named: Any) -> Any:
-        if len(given) > place and type(given[place]) is options:  # nearly every call
+        # Nearly every call has the long form.
+        if forms is not None and not (len(given) > place and type(given[place]) is options):
+            given, named = tuple(long_form(method.__name__, forms, given, named)), {}
+        try:
             return method(group, *given, **named)
-        return method(group, *long_form(method.__name__, forms, given, named))
+        except Unawaited:
+            call = None
+        except Delegated as found:
+            call = getattr(found.backend, name, None)
+            if call is None:
+                raise
+        if call is None:
+            again = {key: awaited(value) for key, value in named.items()}
+            return served(group, *awaited(given), **again)
+        return group._coalescing.add(call(*given, **named))
 
     return served
 

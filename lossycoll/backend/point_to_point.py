@@ -12,30 +12,27 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd import profiler
 
 from lossycoll.devices.bounce import Bounce
 from lossycoll.devices.registry import device_of, is_served
 from lossycoll.errors import LossyError, OperationTimeout, UnsupportedError
 from lossycoll.options.scopes import scope, within
-from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.point_to_point import Messages, Tolerance, Transfer
 from lossycoll.runtime.core.call import LONGEST, Collective
 
 from . import checks, spans
 from .description import CollectiveKind, Description, Loss
-from .devices import ServedDevices
 from .dispatch import Dispatcher
-from .on_device import Lanes
 from .resource_limits import not_submitted
-from .spans import Span
 from .staging import two_buffers
 from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
-from .work import Coalescing, MessageWork
+from .work import EngineWork
 
 MOST_TAG: Final = (1 << 63) - 1
 
@@ -44,72 +41,51 @@ class PointToPoint:
     """The sends and receives of one group. They are posted at once, in the order of the calls.
     ``messages``: the group's; None in a group of one rank."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        messages: Messages | None,
-        coalescing: Coalescing,
-        devices: ServedDevices,
-        lanes: Lanes,
-    ) -> None:
-        self._endpoint = endpoint
+    def __init__(self, dispatcher: Dispatcher, messages: Messages | None) -> None:
+        self._dispatcher = dispatcher
+        self._endpoint = dispatcher.endpoint
         self._messages = messages
-        self._coalescing = coalescing
-        self._devices = devices
-        self._lanes = lanes
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
-        call, messages = self._admit(f"send to {peer}", tensors, peer, tag)
-        source = contiguous(tensors[0])
-        tolerance = self._tolerance(source)
-        bounce = self._bounce(call, source)
-        if bounce is not None:
-            source = bounce.source
-        with self._span(call, tensors) as span:
-            transfer = messages.send(
-                call,
-                address(source),
-                source.element_size(),
-                peer,
-                tag,
-                keep=source,
-                timeout=self._endpoint.timeout,
-                tolerance=tolerance,
-            )
-        return self._posted(transfer, tensors, bounce, span)
+        return self._post(f"send to {peer}", tensors, peer, tag, fills=False)
 
     def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
         """Receives into the one tensor of ``tensors``, from rank ``peer`` (None: from any)."""
         name = "receive" if peer is None else f"receive from {peer}"
+        return self._post(name, tensors, peer, tag, fills=True)
+
+    def _post(
+        self, name: str, tensors: list[Tensor], peer: int | None, tag: int, *, fills: bool
+    ) -> dist.Work:
         call, messages = self._admit(name, tensors, peer, tag)
-        checks.check_writable(self._endpoint.health.where, name, tensors)
-        target = contiguous(tensors[0])
-        tolerance = self._tolerance(target)
-        finish = copy_back(target, tensors[0])
+        if fills:
+            checks.check_writable(self._dispatcher.where, name, tensors)
+        buffer = contiguous(tensors[0])
+        tolerance = self._tolerance(buffer)
+        finish = copy_back(buffer, tensors[0]) if fills else None
         # Where packets may be missing, what doesn't come stays as it is.
-        bounce = self._bounce(call, target, reads=tolerance is not None, epilogue=finish)
+        reads = not fills or tolerance is not None
+        bounce = self._bounce(call, buffer, reads=reads, epilogue=finish)
         if bounce is not None:
-            target, finish = bounce.target, partial(bounce.finish, ())
-        with self._span(call, tensors) as span:
-            transfer = messages.receive(
-                call,
-                address(target),
-                target.element_size(),
-                peer,
-                tag,
-                keep=target,
+            buffer, finish = bounce.source, partial(bounce.finish, ())
+        post: Any = partial(messages.receive, finish=finish) if fills else messages.send
+        span = None
+        if profiler._is_profiler_enabled:
+            span = spans.Span(self._dispatcher.where.group, call, tensors, nbytes(tensors[0]))
+        with contextlib.nullcontext() if span is None else span:
+            transfer = post(
+                *(call, address(buffer), buffer.element_size(), peer, tag),
+                keep=buffer,
                 timeout=self._endpoint.timeout,
-                finish=finish,
                 tolerance=tolerance,
             )
-        return self._posted(transfer, tensors, bounce, span)
-
-    def _span(
-        self, call: Collective, tensors: list[Tensor]
-    ) -> contextlib.AbstractContextManager[Span | None]:
-        if not spans.are_wanted():
-            return contextlib.nullcontext()
-        return spans.of_message(self._endpoint.health.where.group, call, tensors)
+        if span is not None:
+            span.ends_with([transfer])
+        work = EngineWork(self._endpoint, transfer, tensors)
+        if bounce is not None:
+            work.streams = bounce
+            device_of(tensors[0]).retirement.add(bounce, (transfer,))
+        return self._dispatcher.coalescing.add(work)
 
     def _bounce(
         self,
@@ -124,8 +100,9 @@ class PointToPoint:
             return None
         try:
             device = device_of(tensor)
+            lane = self._dispatcher.lanes.on(device, "messages")
             bounce = Bounce(
-                *(device.layer, self._lanes.on(device, "messages"), device.pool, tensor, tensor),
+                *(device.layer, lane, device.pool, tensor, tensor),
                 reads=reads,
                 may_be_ahead=False,
                 epilogue=epilogue,
@@ -136,17 +113,6 @@ class PointToPoint:
         except Exception as error:
             raise not_submitted(self._endpoint, call, error) from error
         return bounce
-
-    def _posted(
-        self, transfer: Transfer, tensors: list[Tensor], bounce: Bounce | None, span: Span | None
-    ) -> dist.Work:
-        if span is not None:
-            span.ends_with(transfer)
-        work = MessageWork(self._endpoint, transfer, tensors)
-        if bounce is not None:
-            work.streams = bounce
-            device_of(tensors[0]).retirement.add(bounce, (transfer,))
-        return self._coalescing.add(work)
 
     def _tolerance(self, tensor: Tensor) -> Tolerance | None:
         """This end's tolerance of loss: none outside a scope of ``lossy()``."""
@@ -161,12 +127,10 @@ class PointToPoint:
     def _admit(
         self, name: str, tensors: list[Tensor], peer: int | None, tag: int
     ) -> tuple[Collective, Messages]:
-        where = self._endpoint.health.where
-        if len(tensors) != 1:
-            raise UnsupportedError(f"{where}: {name} got {len(tensors)} tensors, but takes one")
-        tensor = tensors[0]
+        where = self._dispatcher.where
+        tensor = checks.only(where, name, tensors)
         checks.check_readable(where, name, tensors)
-        self._devices.check(name, tensors)
+        self._dispatcher.devices.check(name, tensors)
         if not 0 <= tag <= MOST_TAG:
             raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
         if peer == where.rank or where.world == 1:
@@ -193,117 +157,97 @@ def monitored_barrier(
 ) -> None:
     """Waits for all ranks. ``messages``: the group's; None in a group of one rank."""
     call, health = dispatcher.named(Description(KIND, [], [])), dispatcher.health
+    rank = health.where.rank
     dispatcher.issue(call)
     try:
-        if health.where.rank == 0:
-            _gather(dispatcher, call, messages, timeout, wait_all_ranks)
-        elif messages is not None:
-            _report(dispatcher, call, messages, timeout)
+        if rank == 0 and not timeout:
+            text = (
+                f"{health.where}: {call.numbered}: Rank 0 timed out in monitoredBarrier after 0 "
+                f"ms; give it a longer timeout"
+            )
+            raise OperationTimeout(text, peer=0)
+        if messages is not None:
+            barrier = _Barrier(dispatcher, call, messages, timeout.total_seconds())
+            barrier.gather(wait_all_ranks) if rank == 0 else barrier.report()
     except LossyError as error:
         dispatcher.fail(call, error)
-        there = "" if health.where.rank == 0 else f"; {_reached(health.where.rank)}"
-        raise (health.failure or error).again(call.numbered + there) from None
+        # What gloo says, which programs may look for.
+        reached = (
+            f"; Rank {rank} successfully reached monitoredBarrier, but received errors while "
+            f"waiting for send/recv from rank 0"
+        )
+        again = (health.failure or error).again(call.numbered + (reached if rank else ""))
+        raise again from None
     except BaseException as error:
         dispatcher.fail_halfway(call, error)
         raise
 
 
-def _reached(rank: int) -> str:
-    """What gloo says at a rank other than 0, which programs may look for."""
-    return (
-        f"Rank {rank} successfully reached monitoredBarrier, but received errors while waiting "
-        f"for send/recv from rank 0"
-    )
+class _Barrier:
+    """One barrier at one rank. Its messages can't meet a user's, whose tags are smaller."""
 
+    def __init__(
+        self, dispatcher: Dispatcher, call: Collective, messages: Messages, seconds: float
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._where = dispatcher.where
+        self._call = call
+        self._messages = messages
+        self._seconds = seconds
+        self._begin = time.monotonic()
+        self._long_wait = dispatcher.health.long_wait(call, self._begin)
+        self._named = Collective(call.name, torch.uint8, 1)
+        self._named.seq = call.seq
 
-def _gather(
-    dispatcher: Dispatcher,
-    call: Collective,
-    messages: Messages | None,
-    timeout: timedelta,
-    wait_all_ranks: bool,
-) -> None:
-    """Rank 0: hears from each rank, and then answers all."""
-    where, milliseconds = dispatcher.where, round(timeout.total_seconds() * 1e3)
-    if not timeout:
-        text = (
-            f"{where}: {call.numbered}: Rank 0 timed out in monitoredBarrier after 0 ms; "
-            f"give it a longer timeout"
-        )
-        raise OperationTimeout(text, peer=where.rank)
-    if messages is None:
-        return
-    post, came = _poster(messages, call), _waiter(dispatcher, call, timeout.total_seconds())
-    reports = {peer: post(messages.receive, peer) for peer in range(1, where.world)}
-    missing = []
-    for peer, report in reports.items():
-        if not came(report):
-            missing.append(peer)
-            if not wait_all_ranks:
-                break
-    if missing:
-        names = ", ".join(where.peer(rank) for rank in missing)
-        ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-        text = (
-            f"{where}: {call.numbered}: {names} didn't take part within "
-            f"{timeout.total_seconds():g} s; stuck, or still computing? "
-            f"({ranks} failed to pass monitoredBarrier in {milliseconds} ms)"
-        )
-        raise OperationTimeout(text, peer=missing[0])
-    for peer in reports:
-        post(messages.send, peer)
+    def gather(self, wait_all_ranks: bool) -> None:
+        """Rank 0: hears from each rank, and then answers all."""
+        where, receive = self._where, self._messages.receive
+        reports = {peer: self._post(receive, peer) for peer in range(1, where.world)}
+        missing = []
+        for peer, report in reports.items():
+            if not self._came(report, self._seconds):
+                missing.append(peer)
+                if not wait_all_ranks:
+                    break
+        if missing:
+            names = ", ".join(where.peer(rank) for rank in missing)
+            ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+            text = (
+                f"{where}: {self._call.numbered}: {names} didn't take part within "
+                f"{self._seconds:g} s; stuck, or still computing? "
+                f"({ranks} failed to pass monitoredBarrier in {round(self._seconds * 1e3)} ms)"
+            )
+            raise OperationTimeout(text, peer=missing[0])
+        for peer in reports:
+            self._post(self._messages.send, peer)
 
+    def report(self) -> None:
+        """Another rank: reports to rank 0, and waits for its answer."""
+        self._post(self._messages.send, 0)
+        if not self._came(self._post(self._messages.receive, 0), self._seconds + GRACE_SECONDS):
+            text = (
+                f"{self._where}: {self._call.numbered}: {self._where.peer(0)} didn't take part "
+                f"within {self._seconds:g} s, or waits for another rank; rank 0's error names who "
+                f"is missing"
+            )
+            raise OperationTimeout(text, peer=0)
 
-def _report(
-    dispatcher: Dispatcher, call: Collective, messages: Messages, timeout: timedelta
-) -> None:
-    """Another rank: reports to rank 0, and waits for its answer."""
-    where, post = dispatcher.where, _poster(messages, call)
-    post(messages.send, 0)
-    if not _waiter(dispatcher, call, timeout.total_seconds() + GRACE_SECONDS)(
-        post(messages.receive, 0)
-    ):
-        text = (
-            f"{where}: {call.numbered}: {where.peer(0)} didn't take part within "
-            f"{timeout.total_seconds():g} s, or waits for another rank; rank 0's error names who "
-            f"is missing"
-        )
-        raise OperationTimeout(text, peer=0)
-
-
-def _poster(
-    messages: Messages, call: Collective
-) -> Callable[[Callable[..., Transfer], int], Transfer]:
-    """Posts a message of one byte by ``send`` or ``receive``, which no call of a user's can meet:
-    their tags are smaller."""
-    named = Collective(call.name, torch.uint8, 1)
-    named.seq = call.seq
-    token = torch.zeros(1, dtype=torch.uint8, device="cpu")
-
-    def post(by: Callable[..., Transfer], peer: int) -> Transfer:
-        room, tag = token.clone(), MOST_TAG + 1 + call.seq
+    def _post(self, by: Callable[..., Transfer], peer: int) -> Transfer:
+        """Posts a message of one byte by ``send`` or ``receive``."""
+        room, tag = torch.zeros(1, dtype=torch.uint8, device="cpu"), MOST_TAG + 1 + self._call.seq
         # The wait has a limit of its own.
         limit = LONGEST.total_seconds()
-        return by(named, room.data_ptr(), 1, peer, tag, keep=room, timeout=limit)
+        return by(self._named, room.data_ptr(), 1, peer, tag, keep=room, timeout=limit)
 
-    return post
-
-
-def _waiter(dispatcher: Dispatcher, call: Collective, seconds: float) -> Callable[[Transfer], bool]:
-    """Tells whether a message came, until ``seconds`` from now; raises its error."""
-    begin = time.monotonic()
-    long_wait = dispatcher.health.long_wait(call, begin)
-
-    def came(transfer: Transfer) -> bool:
+    def _came(self, transfer: Transfer, seconds: float) -> bool:
+        """Tells whether a message came, until ``seconds`` after the beginning; raises its error."""
         now = time.monotonic()
-        while not transfer.poll(min(SLICE_SECONDS, max(0.0, begin + seconds - now))):
+        while not transfer.poll(min(SLICE_SECONDS, max(0.0, self._begin + seconds - now))):
             now = time.monotonic()
-            if now >= begin + seconds:
+            if now >= self._begin + seconds:
                 return False
-            dispatcher.health.admit(call)
-            long_wait.ask_if_due(now)
+            self._dispatcher.health.admit(self._call)
+            self._long_wait.ask_if_due(now)
         if transfer.error is not None:
             raise transfer.error
         return True
-
-    return came

@@ -1,5 +1,7 @@
 """torch.distributed's surface: each of torch's calls, described as data and handed over.
 
+Lists have a tensor for each rank, at the root alone where there is one.
+
 Every collective is written out here and none inherited: torch's trampoline keeps the GIL while it
 runs an inherited one, and who then waits for a thread that needs the GIL waits for ever.
 docs/backend.md says which call takes which route; ``dispatch.py`` chooses it.
@@ -28,20 +30,30 @@ from lossycoll.runtime.collectives.group_stats import Counted, total
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.reports import Stats
 
-from . import checks, collectives, sparse
+from . import checks, sparse
 from .bootstrap import Group
 from .builder import GroupSpec
-from .collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
-from .description import Description
-from .devices import HAS_BACKENDS, SERVED, DelegateBackends, ServedDevices, backend_of, delegating
+from .collectives import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+)
+from .description import Description, Splits
+from .devices import HAS_BACKENDS, SERVED, DeviceBackend, ServedDevices
 from .dispatch import Dispatcher
 from .extensions import Extensions
-from .overloads import opaque, overloaded
+from .overloads import opaque, serve
 from .point_to_point import PointToPoint, monitored_barrier
 from .reconfiguration import Reconfigurable, Reconfiguration
+from .tensors import nbytes
 from .thread_scopes import ByTorch
 from .work import ManyWork
-from .worlds import Parent
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
 Tensors = list[Tensor]
@@ -71,6 +83,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def __init__(self, backend_options: Any, pg_options: object = None) -> None:
         super().__init__(backend_options.group_rank, backend_options.group_size)
+        # The group that is split, or torch's default group.
+        parent = getattr(backend_options, "parent", dist.group.WORLD)
         spec = GroupSpec(
             store=backend_options.store,
             rank=backend_options.group_rank,
@@ -81,7 +95,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
             global_ranks=tuple(
                 backend_options.global_ranks_in_group or range(backend_options.group_size)
             ),
-            parent=_parent(backend_options),
+            parent=parent._group.as_parent if isinstance(parent, LossyProcessGroup) else None,
         )
         self._pg_options = pg_options
         self._timeout = spec.timeout
@@ -90,16 +104,13 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._abort_hooks: dict[int, Callable[[], object]] = {}
         given = getattr(backend_options, "configured", "")
         self._configured = (lambda: given) if given else _configured(self)
-        self._reconfiguration: Reconfiguration | None = None
-        if getattr(backend_options, "enable_reconfigure", False):
-            self._reconfiguration = Reconfiguration(spec)
-            failure = self._reconfiguration.no_members()
-            self._take(spec, Group(spec, pg_options, failure))
-        else:
-            self._take(spec, Group(spec, pg_options))
+        changes = getattr(backend_options, "enable_reconfigure", False)
+        self._reconfiguration = Reconfiguration(spec) if changes else None
+        failure = self._reconfiguration.no_members() if self._reconfiguration else None
+        self._take(spec, Group(spec, pg_options, failure))
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
-        self._backend = backend_of(self)
+        self._backend = DeviceBackend(self)
         registered = self._backend if HAS_BACKENDS else None
         self._register_backend(torch.device("cpu"), custom, registered)
         if torch.version.cuda is not None:
@@ -115,21 +126,14 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._endpoint.timeout = bounded(self._timeout).total_seconds()
         self._health = self._endpoint.health
         self._where = self._health.where
-        self._topology = group.topology
-        self._rekey = group.rekey
         # The group's: that of spec is for the meeting, which reconfigure may give another one.
-        self._others = DelegateBackends(self._where, spec.store, bounded(self._timeout))
-        served = ServedDevices(self._where, self._configured, self._others)
-        self._dispatcher = Dispatcher(self._endpoint, served)
+        self._devices = ServedDevices(
+            self._where, self._configured, spec.store, bounded(self._timeout)
+        )
+        self._dispatcher = Dispatcher(self._endpoint, self._devices)
         self._again = self._dispatcher.run_again
         self._coalescing = self._dispatcher.coalescing
-        self._point_to_point = PointToPoint(
-            self._endpoint,
-            group.messages,
-            self._coalescing,
-            self._dispatcher.devices,
-            self._dispatcher.lanes,
-        )
+        self._point_to_point = PointToPoint(self._dispatcher, group.messages)
         group.abort_hooks = self._abort_hooks
         _living[self._serial] = self
 
@@ -175,7 +179,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """The backend of tensors on ``device``, for parts of torch that ask a group."""
         kind = torch.device(device).type
         if kind in SERVED:
-            other = self._dispatcher.devices.known_backend_of(kind)
+            other = self._devices.known_backend_of(kind)
             return self._backend if other is None else other
         return super()._get_backend(device)  # which raises
 
@@ -189,7 +193,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce a tensor of all ranks in place, on all ranks."""
-        opts = _c10d.AllreduceOptions() if opts is None else opts
         op, one = opts.reduceOp, tensors[0] if len(tensors) == 1 else None
         if one is not None and (again := self._again(ALL_REDUCE, one, one, op.op, opts)):
             return again
@@ -200,21 +203,27 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         if tensor.layout is torch.sparse_coo:
             continues = self._endpoint.options.continues
             return sparse.describe(self._where, tensor, op, continues=continues)
-        return collectives.all_reduce(tensors, op)
+        return Description(
+            *(ALL_REDUCE, tensors, tensors, nbytes(tensor)), compared=tensor, detail=op.op, op=op
+        )
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Run :meth:`allreduce` with each tensor, as one work; on an error, none is reduced."""
-        one = _c10d.AllreduceOptions()
-        if opts is not None:
-            one.reduceOp = opts.reduceOp
-            one.timeout = opts.timeout
-            one.asyncOp = opts.asyncOp
-        calls = [self._all_reduce([tensor], one.reduceOp) for tensor in tensors]
-        return self._dispatcher.run_all(calls, one)
+        opts = _c10d.AllreduceCoalescedOptions() if opts is None else opts
+        calls = [self._all_reduce([tensor], opts.reduceOp) for tensor in tensors]
+        return self._dispatcher.run_all(calls, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Reduce a tensor of all ranks to the root; always reliable."""
-        call = collectives.reduce(self._where, tensors, opts.reduceOp, opts.rootRank)
+        tensor = checks.only(self._where, "reduce", tensors)
+        op, root = opts.reduceOp, opts.rootRank
+        call = Description(
+            *(REDUCE, tensors, tensors, nbytes(tensor)),
+            compared=tensor,
+            detail=f"{op.op.name} to {root}",
+            op=op,
+            root=root,
+        )
         return self._dispatcher.run(call, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
@@ -223,10 +232,19 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         op = opts.reduceOp
         if again := self._again(REDUCE_SCATTER, input, output, op.op, opts):
             return again
-        call = collectives.reduce_scatter_single(self._where, output, input, op)
-        return self._dispatcher.run(call, opts)
+        return self._dispatcher.run(self._reduce_scatter_single(output, input, op), opts)
 
     _reduce_scatter_base = reduce_scatter_single
+
+    def _reduce_scatter_single(self, output: Tensor, input: Tensor, op: Any) -> Description:
+        checks.check_chunks(self._where, "reduce_scatter", output, input)
+        return Description(
+            *(REDUCE_SCATTER, [input], [output], nbytes(input)),
+            compared=input,
+            detail=op.op,
+            op=op,
+            harmless_overlap=self._where.rank * nbytes(output),
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -234,10 +252,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Run :meth:`reduce_scatter_single` with each pair, as one work; on an error, none runs."""
         opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
-        calls = [
-            collectives.reduce_scatter_single(self._where, output, input, opts.reduceOp)
-            for output, input in pairs
-        ]
+        calls = [self._reduce_scatter_single(*pair, opts.reduceOp) for pair in pairs]
         return self._dispatcher.run_all(calls, opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -246,7 +261,17 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
         """Reduce lists of tensors; each rank gets the entry of its number."""
-        call = collectives.reduce_scatter(self._where, outputs, inputs, opts.reduceOp)
+        output = checks.only(self._where, "reduce_scatter", outputs)
+        parts, op = checks.only(self._where, "reduce_scatter", inputs), opts.reduceOp
+        sizes = checks.part_sizes(self._where, "reduce_scatter", output, parts)
+        even = len(set(sizes)) == 1
+        call = Description(
+            *(REDUCE_SCATTER, parts, outputs, sum(sizes) * output.element_size()),
+            compared=output if even else None,
+            detail=op.op if even else f"{output.dtype} {op.op.name} of {list(sizes)}",
+            op=op,
+            sizes=None if even else sizes,
+        )
         return self._dispatcher.run(call, opts)
 
     # ---- copies ----
@@ -256,16 +281,31 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         root, one = opts.rootRank, tensors[0] if len(tensors) == 1 else None
         if one is not None and (again := self._again(BROADCAST, one, one, root, opts)):
             return again
-        return self._dispatcher.run(collectives.broadcast(self._where, tensors, root), opts)
+        tensor = checks.only(self._where, "broadcast", tensors)
+        call = Description(
+            *(BROADCAST, tensors, tensors, nbytes(tensor)),
+            compared=tensor,
+            detail=f"from {root}",
+            root=root,
+        )
+        return self._dispatcher.run(call, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Gather all ranks' ``input`` on all ranks."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
         if again := self._again(ALL_GATHER, input, output, None, opts):
             return again
-        return self._dispatcher.run(collectives.all_gather_single(self._where, output, input), opts)
+        return self._dispatcher.run(self._all_gather_single(output, input), opts)
 
     _allgather_base = all_gather_single
+
+    def _all_gather_single(self, output: Tensor, input: Tensor) -> Description:
+        checks.check_chunks(self._where, "all_gather", input, output)
+        return Description(
+            *(ALL_GATHER, [input], [output], nbytes(output)),
+            compared=input,
+            harmless_overlap=-self._where.rank * nbytes(input),
+        )
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -273,16 +313,25 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Run :meth:`all_gather_single` with each pair, as one work; on an error, none runs."""
         opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
-        calls = [
-            collectives.all_gather_single(self._where, output, input) for output, input in pairs
-        ]
-        return self._dispatcher.run_all(calls, opts)
+        return self._dispatcher.run_all([self._all_gather_single(*pair) for pair in pairs], opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         """Gather all ranks' tensors as a list on all ranks."""
-        return self._dispatcher.run(collectives.all_gather(self._where, outputs, inputs), opts)
+        tensor = checks.only(self._where, "all_gather", inputs)
+        parts = checks.only(self._where, "all_gather", outputs)
+        return self._dispatcher.run(self._all_gather(parts, tensor), opts)
+
+    def _all_gather(self, parts: Tensors, tensor: Tensor) -> Description:
+        sizes = checks.part_sizes(self._where, "all_gather", tensor, parts)
+        even = len(set(sizes)) == 1
+        return Description(
+            *(ALL_GATHER, [tensor], parts, sum(sizes) * tensor.element_size()),
+            compared=tensor if even else None,
+            detail="" if even else f"{tensor.dtype} {list(sizes)}",
+            sizes=None if even else sizes,
+        )
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
@@ -292,21 +341,42 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         # The rows of all ranks, each as a list of that rank's tensors.
         rows = [checks.pairs(self._where, "all_gather", row, inputs) for row in outputs]
         calls = [
-            collectives.all_gather_into(self._where, [row[i][0] for row in rows], tensor)
-            for i, tensor in enumerate(inputs)
+            self._all_gather([row[i][0] for row in rows], tensor) for i, tensor in enumerate(inputs)
         ]
         work = self._dispatcher.run_all(calls, opts)
         return ManyWork([work], [tensor for row in outputs for tensor in row])
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> dist.Work:
         """Gather all ranks' tensors at the root."""
-        call = collectives.gather(self._where, outputs, inputs, opts.rootRank)
+        tensor, root = checks.only(self._where, "gather", inputs), opts.rootRank
+        parts = self._at_root("gather", outputs, tensor, root)
+        call = Description(
+            *(GATHER, inputs, parts, nbytes(tensor)),
+            compared=tensor,
+            detail=f"to {root}",
+            root=root,
+        )
         return self._dispatcher.run(call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         """Hand out the root's list of tensors, one to each rank."""
-        call = collectives.scatter(self._where, outputs, inputs, opts.rootRank)
+        tensor, root = checks.only(self._where, "scatter", outputs), opts.rootRank
+        parts = self._at_root("scatter", inputs, tensor, root)
+        call = Description(
+            *(SCATTER, parts, outputs, nbytes(tensor)),
+            compared=tensor,
+            detail=f"from {root}",
+            root=root,
+        )
         return self._dispatcher.run(call, opts)
+
+    def _at_root(self, name: str, lists: list[Tensors], tensor: Tensor, root: int) -> Tensors:
+        """The root's list of tensors like ``tensor``; what other ranks pass is ignored."""
+        if self._where.rank != root:
+            return []
+        parts = checks.only(self._where, name, lists)
+        checks.check_list(self._where, name, tensor, parts)
+        return parts
 
     # ---- exchanges ----
 
@@ -322,17 +392,31 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         Split sizes are numbers of rows to and from each rank; empty: equal parts.
         """
-        call = collectives.all_to_all_single(
-            self._where, output, input, output_split_sizes, input_split_sizes
+        splits = Splits(
+            checks.split_bytes(self._where, "all_to_all", input, input_split_sizes),
+            checks.split_bytes(self._where, "all_to_all", output, output_split_sizes),
         )
-        return self._dispatcher.run(call, opts)
+        return self._all_to_all([output], [input], splits, opts)
 
     alltoall_base = all_to_all_single
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Send each rank a tensor of ``inputs``, and fill ``outputs`` with theirs."""
         opts = _c10d.AllToAllOptions() if opts is None else opts
-        return self._dispatcher.run(collectives.all_to_all(self._where, outputs, inputs), opts)
+        for tensors in (outputs, inputs):
+            if len(tensors) != self._where.world:
+                raise checks.refusal(self._where, "all_to_all", f"{len(tensors)} tensors for")
+        splits = Splits([nbytes(one) for one in inputs], [nbytes(one) for one in outputs])
+        return self._all_to_all(outputs, inputs, splits, opts)
+
+    def _all_to_all(
+        self, outputs: Tensors, inputs: Tensors, splits: Splits, opts: Any
+    ) -> dist.Work:
+        checks.check_own_split(self._where, "all_to_all", splits.send, splits.receive)
+        checks.check_dtypes(self._where, "all_to_all", [*outputs, *inputs])
+        detail = str(inputs[0].dtype)
+        call = Description(ALL_TO_ALL, inputs, outputs, detail=detail, splits=splits)
+        return self._dispatcher.run(call, opts)
 
     # ---- point to point ----
 
@@ -367,7 +451,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until all ranks have begun the barrier."""
-        return self._dispatcher.run(collectives.barrier(), opts)
+        return self._dispatcher.run(Description(BARRIER, [], [], nbytes=1), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, and name missing ones in an OperationTimeout.
@@ -420,7 +504,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
                 group_id=name,
                 global_ranks_in_group=[self._global_ranks[rank] for rank in chosen],
                 parent=self,
-                configured=self._dispatcher.devices.configured,
+                configured=self._devices.configured(),
             ),
             opts,
         )
@@ -434,12 +518,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Set the timeout of calls for ranks that never take part; zero or less: no limit."""
         self._timeout = timeout
         self._endpoint.timeout = bounded(timeout).total_seconds()
-        self._others.set_timeout(bounded(timeout))
+        self._devices.set_timeout(bounded(timeout))
 
     def shutdown(self) -> None:
         """Leave the group: tell the others, join all threads, free all sockets. Idempotent."""
         _living.pop(self._serial, None)
-        self._others.close()
+        self._devices.close()
         self._group.close()
         self._dispatcher.lanes.give_back()
 
@@ -449,13 +533,12 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         text = f"{self._where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
         _living.pop(self._serial, None)
-        self._others.close(abort=True)
+        self._devices.close(abort=True)
         self._group.close()
         self._dispatcher.lanes.give_back()
 
 
-overloaded(LossyProcessGroup)
-delegating(LossyProcessGroup)
+serve(LossyProcessGroup)
 opaque(LossyProcessGroup)
 carry_by(ByTorch())
 
@@ -463,23 +546,8 @@ carry_by(ByTorch())
 def _configured(group: LossyProcessGroup) -> Callable[[], str]:
     """A function that tells which backends torch was asked for, such as "cpu:lossy,cuda:lossy". It
     doesn't keep the group, which is to be freed when its last user forgets it."""
-    known = weakref.ref(group)
-
-    def configured() -> str:
-        here = known()
-        return (
-            ""
-            if here is None
-            else str(dist.distributed_c10d._world.pg_backend_config.get(here, ""))
-        )
-
-    return configured
-
-
-def _parent(backend_options: Any) -> Parent | None:
-    """The parent of a new group: the group that is split, or torch's default group."""
-    group = getattr(backend_options, "parent", dist.group.WORLD)
-    return group._group.as_parent if isinstance(group, LossyProcessGroup) else None
+    known: Any = weakref.ref(group)
+    return lambda: str(dist.distributed_c10d._world.pg_backend_config.get(known(), ""))
 
 
 def stats_of_all() -> Stats:

@@ -15,14 +15,16 @@ from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import VERBS
 from lossycoll.runtime.core import logfmt
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.payload import datagram_payload
 from lossycoll.runtime.engine.verbs_port import VerbsAddress, VerbsPort, memory_limit
 from lossycoll.runtime.net.interfaces import Interface
 from lossycoll.runtime.net.rdma_ports import choose_port, ports
+from lossycoll.runtime.world.rendezvous import Rendezvous
 
-from .sharing import Meeting, Offer, alike
+from .sharing import Offer, alike
 
 GREETING_SECONDS: Final = 2.0
 """Time that ranks wait for each other's greetings; they have just met."""
@@ -30,17 +32,15 @@ GREETING_SECONDS: Final = 2.0
 LEAST_MTU: Final = 256
 MOST_MTU: Final = 4096
 
-log: Final = logging.getLogger("lossycoll")
-
 
 @dataclass(frozen=True, slots=True)
 class Rdma:
     """This rank's end. ``port``: None where it has none, for the reason ``why``, which is empty
     where nobody wants one. ``mtu``: the largest datagram that it sends."""
 
-    port: VerbsPort | None
-    chosen: str
-    why: str
+    port: VerbsPort | None = None
+    chosen: str = ""
+    why: str = ""
     mtu: int = 0
 
     def to_json(self) -> list[Any] | None:
@@ -70,10 +70,10 @@ class Reach:
 def open_rdma(options: Options, interface: Interface) -> Rdma:
     """The port that this rank would use, with a queue pair: before the ranks meet."""
     if options.link == "udp" or VERBS in options.disabled:
-        return Rdma(None, "", "")
+        return Rdma()
     chosen, why = choose_port(options.verbs_device, options.verbs_gid, interface, ports())
     if chosen is None:
-        return Rdma(None, "", why)
+        return Rdma(why=why)
     one = chosen.port
     try:
         port = VerbsPort(
@@ -86,25 +86,24 @@ def open_rdma(options: Options, interface: Interface) -> Rdma:
     except EngineError as error:
         if options.verbs_device:
             raise
-        return Rdma(None, str(chosen), str(error))
+        return Rdma(chosen=str(chosen), why=str(error))
     return Rdma(port, str(chosen), "", min(port.mtu, options.mtu or port.mtu))
 
 
 def agree(
-    where: Where, meeting: Meeting, own: Rdma | None, hellos: Sequence[Mapping[str, Any]]
+    where: Where, rendezvous: Rendezvous, mine: Rdma, hellos: Sequence[Mapping[str, Any]]
 ) -> Reach:
     """Finds out who reaches whom: all ranks call it at the same place of their rendezvous.
 
     There are two more rounds if two ranks have a port, and none otherwise.
-
-    ``own``: this rank's end; None: it had another world to offer, and opened none.
     """
-    mine = own or Rdma(None, "", "")
     said = [hello.get("rdma") for hello in hellos]
     having = [rank for rank, entry in enumerate(said) if entry is not None]
     # A rank of an older version goes through no more rounds than it knows; and one machine alone
     # has its memory.
-    if not all("rdma" in hello for hello in hellos) or _is_one_machine(hellos):
+    offers = [Offer.from_json(hello["offer"]) for hello in hellos if "offer" in hello]
+    is_one_machine = len(offers) == len(hellos) and len(alike(offers)) == 1
+    if not all("rdma" in hello for hello in hellos) or is_one_machine:
         return Reach()
     if len(having) < 2:
         _tell_none(where, mine)
@@ -114,11 +113,11 @@ def agree(
     others = {rank: one for rank, one in addresses.items() if rank != where.rank}
     if mine.port is not None:
         mine.port.know(where.rank, others)
-    meeting.exchange("greet", None)  # all are about to
+    rendezvous.exchange("greet", None)  # all are about to
     heard: set[int] = set()
     if mine.port is not None:
-        heard = mine.port.greet(int(meeting.session, 16), where.rank, size, GREETING_SECONDS)
-    answers = [set(ranks) for ranks in meeting.exchange("heard", sorted(heard))]
+        heard = mine.port.greet(int(rendezvous.session, 16), where.rank, size, GREETING_SECONDS)
+    answers = [set(ranks) for ranks in rendezvous.exchange("heard", sorted(heard))]
     if mine.port is not None:
         mine.port.drop_arrived()
     pairs = {(a, b) for a in having for b in having if a in answers[b] and b in answers[a]}
@@ -129,11 +128,6 @@ def agree(
     complete = len(pairs) == where.world * (where.world - 1)
     by_udp = () if complete else [int(hello["payload"]) for hello in hellos]
     return Reach(reached, min([datagram_payload(size), *by_udp]))
-
-
-def _is_one_machine(hellos: Sequence[Mapping[str, Any]]) -> bool:
-    offers = [Offer.from_json(hello["offer"]) for hello in hellos if "offer" in hello]
-    return len(offers) == len(hellos) and len(alike(offers)) == 1
 
 
 def _offers(

@@ -8,6 +8,7 @@ list: so two parts of a job that go on with one number each (split brain) never 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -43,7 +44,7 @@ from lossycoll.runtime.world.polled_store import PolledStore
 
 from .bootstrap import Group
 from .builder import GroupSpec
-from .devices import DelegateBackends
+from .devices import ServedDevices
 from .overloads import opaque
 from .work import ManyWork
 
@@ -107,8 +108,7 @@ class Reconfiguration:
         )
 
     def next_spec(self, uuid: int, handles: Any, timeout: timedelta | None) -> GroupSpec:
-        """Specification of the next group at this process. ``timeout``: how long the members have
-        to meet; None: the group's."""
+        """Specification of the next group here. ``timeout``: for its meeting; None: the group's."""
         if uuid in self._used:
             raise self._wrong(f"uuid {uuid} was already used here; every group needs a fresh one")
         listed = list(handles) if isinstance(handles, Sequence) else sorted(handles)
@@ -145,25 +145,19 @@ class Reconfiguration:
     def failed(self, error: LossyError) -> ClosedError:
         """Why there can't be a call after ``error``, by which the last group wasn't made. It gets
         the ranks that were given another list of handles, if there are any."""
-        self._explain(error)
-        return ClosedError(
-            f"{self._who}: the group has no members, as reconfiguration {self._listed[0]} failed: "
-            f"{error}; reconfigure with a fresh uuid"
-        )
-
-    def _explain(self, error: LossyError) -> None:
         uuid, members = self._listed
-        try:
-            store = self._store(str(uuid))
-            said = [store.get(member) for member in members]
-        except RendezvousError:
-            return
-        others = [at for at, one in enumerate(said) if one not in (None, json.dumps(self._digest))]
-        if others:
-            error.args = (
-                f"{error}; ranks {others} were given other handles, or in another order, for uuid "
-                f"{uuid}: all members need the same list",
-            )
+        with contextlib.suppress(RendezvousError):
+            store, here = self._store(str(uuid)), (None, json.dumps(self._digest))
+            others = [at for at, one in enumerate(members) if store.get(one) not in here]
+            if others:
+                error.args = (
+                    f"{error}; ranks {others} were given other handles, or in another order, for "
+                    f"uuid {uuid}: all members need the same list",
+                )
+        return ClosedError(
+            f"{self._who}: the group has no members, as reconfiguration {uuid} failed: {error}; "
+            f"reconfigure with a fresh uuid"
+        )
 
     def _checked(self, at: int, text: object, own: Handle) -> Handle:
         found = parsed(text)
@@ -210,10 +204,9 @@ class Reconfigurable:
     _endpoint: Endpoint
     _health: Health
     _where: Where
-    _others: DelegateBackends
-
-    def _take(self, spec: GroupSpec, group: Group) -> None:
-        raise NotImplementedError
+    _devices: ServedDevices
+    _take: Callable[[GroupSpec, Group], None]
+    shutdown: Callable[[], None]
 
     def get_error(self) -> Any:
         """Return torch's ErrorType of the group's failure."""
@@ -252,7 +245,7 @@ class Reconfigurable:
             spec = steps.next_spec(opts.uuid, opts.handles, opts.timeout)
             left = self._group
             self._fail_what_is_in_flight("reconfigured")
-            self._others.close()
+            self._devices.close()
             try:
                 group = Group(spec, self._pg_options)
             except LossyError as error:
@@ -275,10 +268,6 @@ class Reconfigurable:
         if any(not one.done for one in list(self._endpoint.operations.unfinished.values())):
             text = f"{self._where}: the group was {how} while calls were in flight"
             self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
-
-    def shutdown(self) -> None:
-        """LossyProcessGroup's."""
-        raise NotImplementedError
 
     def _steps(self) -> Reconfiguration:
         if self._reconfiguration is None:

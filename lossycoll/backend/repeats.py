@@ -9,46 +9,33 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import profiler
 
-from lossycoll.devices.registry import factories
 from lossycoll.options.fields import Options
 from lossycoll.options.scopes import scope
-from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.operations import Steady
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+from lossycoll.runtime.core.call import CallOptions, Collective
 
 from .collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
-from .description import CollectiveKind, Description, Staged, call_options, is_gathered
+from .description import CollectiveKind, Description, is_gathered
 from .devices import ServedDevices
 from .reduction import Reduction
-from .tensors import DTYPES, apart
+from .tensors import DTYPES, apart, is_plain
 from .work import EngineWork
 
 
 class Known(NamedTuple):
-    """A call that the pipeline has served.
+    """A call that the pipeline has served."""
 
-    Attributes:
-        asked: The group's options then.
-        choice: The call's options and encoding.
-        named: The call as ranks compare it.
-        reduction: What it asked for; None: a copy.
-        harmless_overlap: Of its description.
-        steady: What the engine is told by all calls like it; None: the plan of each is another.
-        timeout: torch's option.
-    """
-
-    asked: Options
-    choice: CallOptions
-    named: Collective
-    reduction: Reduction | None
-    harmless_overlap: int | None
-    steady: Steady | None
-    timeout: timedelta
+    asked: Options  # The group's then
+    choice: CallOptions  # The call's options and encoding
+    named: Collective  # The call as ranks compare it
+    reduction: Reduction | None  # What it asked for; None: a copy
+    harmless_overlap: int | None  # Of its description
+    steady: Steady | None  # What the engine is told; None: the plan of each is another
+    timeout: timedelta  # torch's option
 
 
 REPEATED: Final = (ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER)
@@ -60,8 +47,7 @@ MOST_KNOWN: Final = 256
 class Repeats:
     """Calls of one group that are like ones before. ``devices``: those that the group serves."""
 
-    def __init__(self, endpoint: Endpoint, devices: ServedDevices) -> None:
-        self._endpoint = endpoint
+    def __init__(self, devices: ServedDevices) -> None:
         self._devices = devices
         self._known: dict[tuple[object, ...], Known] = {}
 
@@ -80,30 +66,17 @@ class Repeats:
         """
         sizes = source.numel(), target.numel()
         known = self._known.get((kind, what, opts.asyncOp, source.dtype, target.dtype, sizes))
-        if known is None or known.asked is not asked or not _is_plain(source):
+        if known is None or known.asked is not asked or not is_plain(source):
+            return None
+        if known.steady is not None and known.timeout != opts.timeout:
+            return None
+        if profiler._is_profiler_enabled or scope() is not None:
             return None
         if target is not source and not (
-            _is_plain(target) and apart(source, target, known.harmless_overlap) is source
+            is_plain(target) and apart(source, target, known.harmless_overlap) is source
         ):
             return None
         return known
-
-    def submit(
-        self, known: Known, call: Collective, source: Tensor, target: Tensor, opts: Any
-    ) -> Operation | None:
-        """Issues and submits a call, as yet without a number; None: it isn't quite like that one,
-        and nothing was done."""
-        steady, endpoint = known.steady, self._endpoint
-        if steady is not None:
-            if opts.timeout != known.timeout:
-                return None
-            buffers = source.data_ptr(), target.data_ptr()
-            return endpoint.operations.submit_again(steady, call, buffers, (source, target))
-        # An all-reduce, whose owners are in another order each time.
-        given = call_options(known.choice, opts, Staged(source, source), known.reduction)
-        endpoint.health.issue(call)
-        dtype, elements = DTYPES[source.dtype], source.numel()
-        return endpoint.all_reduce(call, source.data_ptr(), elements, dtype, given)
 
     def remember(
         self,
@@ -132,9 +105,8 @@ class Repeats:
             return
         if reduction is not None and (reduction.factor is not None or source.dtype not in DTYPES):
             return
-        for tensor in (source, target):
-            if not (_is_plain(tensor) and self._devices.takes_as_is([tensor])):
-                return
+        if not all(self._devices.takes_as_is([tensor]) for tensor in (source, target)):
+            return
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         what = call.op.op if call.op is not None else call.root
@@ -148,21 +120,3 @@ class Repeats:
             steady=steady if isinstance(steady, Steady) else None,
             timeout=opts.timeout,
         )
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """True if nothing is special: of the tensor, or of where the call is made."""
-    try:  # as has_memory() does, without its call
-        address = tensor.untyped_storage().data_ptr()
-    except RuntimeError:
-        return False
-    return (
-        address != 0
-        and tensor.is_cpu
-        and "cpu" not in factories
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not tensor.is_neg()
-        and scope() is None
-        and not profiler._is_profiler_enabled
-    )

@@ -10,6 +10,7 @@ No torch at the top: importing it runs the hook, which imports this module.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any, Final
@@ -20,8 +21,6 @@ REPLACED: Final = "gloo"
 BY: Final = "lossy"
 DEVICES: Final = ("cpu", "cuda")
 REMEDY: Final = "unset LOSSYCOLL_REPLACE, or call lossycoll.stop_replacing() before"
-BACKEND: Final = 3
-"""Place of the backend among the arguments of torch's one function that makes groups."""
 
 log: Final = logging.getLogger("lossycoll")
 _undo: Final[list[Callable[[], None]]] = []
@@ -31,22 +30,28 @@ def start() -> None:
     """Groups of gloo are lossy's from now on."""
     if _undo:
         return
-    dist, c10d = _torch()
+    from torch import distributed
+
+    dist: Any = distributed
+    c10d = dist.distributed_c10d
     made, theirs = c10d._new_process_group_helper, getattr(dist, "ProcessGroupGloo", None)
+    signature = inspect.signature(made)
     told: list[str] = []
 
     @functools.wraps(made)
     def make(*args: Any, **named: Any) -> Any:
-        asked = str(args[BACKEND] if len(args) > BACKEND else named["backend"])
+        call = signature.bind(*args, **named)
+        asked = str(call.arguments["backend"])
         wanted = replaced(asked)
         if wanted == asked:
             return made(*args, **named)
-        _check_options(args, named)
-        if len(args) > BACKEND:
-            args = (*args[:BACKEND], c10d.Backend(wanted), *args[BACKEND + 1 :])
-        else:
-            named = {**named, "backend": c10d.Backend(wanted)}
-        found = made(*args, **named)
+        if any(isinstance(one, getattr(theirs, "_Options", ())) for one in call.arguments.values()):
+            raise UnsupportedError(
+                f"ProcessGroupGloo._Options are options of gloo, and lossy replaces it here: pass "
+                f"lossycoll.Options, or {REMEDY}"
+            )
+        call.arguments["backend"] = c10d.Backend(wanted)
+        found = made(*call.args, **call.kwargs)
         if not told:  # once, and not before the group has set up the log
             told.append(asked)
             log.info(
@@ -59,12 +64,6 @@ def start() -> None:
     if theirs is not None:
         dist.ProcessGroupGloo = _refusing(theirs)
         _undo.append(lambda: setattr(dist, "ProcessGroupGloo", theirs))
-
-
-def _torch() -> tuple[Any, Any]:
-    import torch.distributed as dist
-
-    return dist, dist.distributed_c10d
 
 
 def stop_replacing() -> None:
@@ -105,16 +104,6 @@ def replaced(backend: str) -> str:
             )
         parts.append(f"{device}:{BY}" if name == REPLACED else part)
     return BY if {part.partition(":")[2] for part in parts} == {BY} else ",".join(parts)
-
-
-def _check_options(args: tuple[Any, ...], named: dict[str, Any]) -> None:
-    """Raises UnsupportedError for options of gloo's own."""
-    theirs = getattr(getattr(_torch()[1], "ProcessGroupGloo", None), "_Options", None)
-    if theirs is not None and any(isinstance(one, theirs) for one in (*args, *named.values())):
-        raise UnsupportedError(
-            f"ProcessGroupGloo._Options are options of gloo, and lossy replaces it here: pass "
-            f"lossycoll.Options, or {REMEDY}"
-        )
 
 
 def _refusing(theirs: type) -> type:

@@ -11,7 +11,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final
 
 from lossycoll.errors import EngineError, RendezvousError
 from lossycoll.options.fields import Options
@@ -23,16 +23,9 @@ from lossycoll.runtime.engine.host import Host, shared_bytes
 from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
 from lossycoll.runtime.net.machine import Machine, core_mask, memory_room, this_machine
 from lossycoll.runtime.net.round_trips import round_trips
+from lossycoll.runtime.world.rendezvous import Rendezvous
 
 FLAT: Final = "inject is set, so that each rank counts as a host of its own"
-
-
-class Meeting(Protocol):
-    """Part of a rendezvous by which ranks find out together what they share, and by what."""
-
-    session: str
-
-    def exchange(self, name: str, value: Any, meanwhile: Any = ...) -> list[Any]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +80,24 @@ class Shared:
 
 def open_sharing(options: Options, ranks: int) -> Sharing:
     """Opens what this process offers to others of its machine, before it meets them."""
-    labels, cores = (options.host, options.site), core_mask()
+    machine = exchange = None
+    why = FLAT if options.inject else "option link is 'udp'" if options.link == "udp" else ""
     try:
         machine = this_machine()
     except (OSError, ValueError) as error:
-        return Sharing(Offer(None, labels, "", f"its machine is unknown: {error}"), None)
-    why = ""
-    if options.inject:
-        why = FLAT
-    elif options.link == "udp":
-        why = "option link is 'udp'"
-    if why:
-        return Sharing(Offer(machine, labels, "", why, cores), None)
-    try:
-        exchange = DescriptorExchange(ranks)
-    except OSError as error:
-        why = f"there are no abstract Unix sockets here: {error.strerror}"
-        return Sharing(Offer(machine, labels, "", why, cores), None)
-    return Sharing(Offer(machine, labels, exchange.name, cores=cores), exchange)
+        why = f"its machine is unknown: {error}"
+    if not why:
+        try:
+            exchange = DescriptorExchange(ranks)
+        except OSError as error:
+            why = f"there are no abstract Unix sockets here: {error.strerror}"
+    labels, name = (options.host, options.site), exchange.name if exchange else ""
+    return Sharing(Offer(machine, labels, name, why, core_mask()), exchange)
 
 
 def share(
     where: Where,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     host: Host,
     sharing: Sharing,
     offers: Sequence[Offer],
@@ -117,7 +105,7 @@ def share(
 ) -> Shared:
     """Finds out who shares a host: all ranks call it at the same place of their rendezvous.
 
-    ``meeting``: the rendezvous. There are two more rounds if some ranks look as if they shared a
+    There are two more rounds if some ranks look as if they shared a
     host, and none otherwise.
     """
     sites = [offer.labels[1] for offer in offers]
@@ -134,10 +122,10 @@ def share(
         if exchange is not None:
             exchange.take(token, others)
 
-    whys = meeting.exchange("sent", why, take)
+    whys = rendezvous.exchange("sent", why, take)
     take()
     taken = dict(exchange.taken) if exchange is not None else {}
-    answers = meeting.exchange("shared", [sorted(taken), payload])
+    answers = rendezvous.exchange("shared", [sorted(taken), payload])
     hosts = hosts_of(sets, [answer[0] for answer in answers])
     payload = min([answer[1] for answer in answers if answer[1]], default=0)
     packets = payload // host.link().payload_bytes if len(set(hosts)) < where.world else 1
@@ -163,8 +151,7 @@ def _send(
     offers: Sequence[Offer],
     token: str,
 ) -> tuple[dict[int, str], int, str]:
-    """Hands this process's memory to those of its set. Returns why to whom it couldn't, the bytes
-    of a packet there, and why it has none (else empty)."""
+    """Returns why to whom memory couldn't be sent, a packet's bytes there, and why it has none."""
     if exchange is None or len(mine) == 1:
         return {}, 0, ""
     room, wanted = memory_room(), shared_bytes(len(mine)) * len(mine)
@@ -263,8 +250,6 @@ def _tell_apart(
 LEARNT: Final = "auto"
 """The value of the option ``site`` that has sites learnt."""
 
-Measure: TypeAlias = Callable[[Mapping[int, tuple[str, int]]], Mapping[int, float]]
-
 
 def compare_sites(where: Where, sites: Sequence[str]) -> None:
     """Raises RendezvousError, with the same content on every rank, if only some have a site, or
@@ -296,10 +281,10 @@ def _all_or_none(
 
 def learn_sites(
     where: Where,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     topology: Topology,
     places: Sequence[tuple[str, int]],
-    measure: Measure | None = None,
+    measure: Callable[[Mapping[int, tuple[str, int]]], Mapping[int, float]] | None = None,
 ) -> Topology:
     """Finds the sites by round trips: all ranks call it at the same place of their rendezvous.
 
@@ -319,7 +304,7 @@ def learn_sites(
             others = measured_by(host, hosts)
             found = (measure or round_trips)({other: places[first[other]] for other in others})
             mine = [round(1e6 * found.get(other, 0)) for other in others]
-        said = meeting.exchange("round_trips", mine)
+        said = rendezvous.exchange("round_trips", mine)
         for host, rank in enumerate(first):
             known |= _measured(host, hosts, said[rank])
     sites = find_sites(hosts, known)

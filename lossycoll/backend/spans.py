@@ -19,12 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import profiler
 
 from lossycoll.runtime.core.call import Collective, Operation
 from lossycoll.runtime.engine.reports import Report, Stream
-
-from .description import Description
 
 PREFIX: Final = "lossy"
 SUBMIT: Final = f"{PREFIX}::submit"
@@ -49,32 +46,12 @@ _kept: Final[deque[tuple[int, list[Phase]]]] = deque(maxlen=MOST_KEPT)
 _numbers: Final = itertools.count(1)
 
 
-def are_wanted() -> bool:
-    """True if a profiler runs in this process."""
-    return bool(profiler._is_profiler_enabled)
-
-
-def of(group: str, call: Collective, description: Description) -> Span:
-    """The span of a collective."""
-    return Span(group, call, call.name, description.reads, description.nbytes)
-
-
-def of_message(group: str, call: Collective, tensors: Sequence[Tensor]) -> Span:
-    name = call.name.partition(" ")[0]
-    size = sum(one.numel() * one.element_size() for one in tensors)
-    return Span(group, call, MESSAGES.get(name, name), tensors, size)
-
-
 class Span:
-    """One call's span. It begins as a ``with`` block, around the submission. ``size``: bytes of the
-    call."""
+    """One call's span: a ``with`` block around the submission. ``size``: the call's bytes."""
 
-    def __init__(
-        self, group: str, call: Collective, name: str, tensors: Sequence[Tensor], size: int
-    ) -> None:
+    def __init__(self, group: str, call: Collective, tensors: Sequence[Tensor], size: int) -> None:
         self._group = group
         self._call = call
-        self._name = name
         self._tensors = tensors
         self._size = size
         self._number = next(_numbers)
@@ -83,7 +60,9 @@ class Span:
         self._left = 0
 
     def __enter__(self) -> Span:
-        record = _ops._record_function_enter_new(f"{PREFIX}:{self._name}", None)
+        name = self._call.name
+        name = MESSAGES.get(name.partition(" ")[0], name)  # that of a message has the other rank
+        record = _ops._record_function_enter_new(f"{PREFIX}:{name}", None)
         self._future: torch.futures.Future[None] = torch.futures.Future()
         _ops._call_end_callbacks_on_jit_fut._RecordFunction(record, self._future)
         told = {
@@ -104,8 +83,7 @@ class Span:
         if kind is not None:
             self._end()
 
-    def ends_with(self, submitted: Operation | tuple[Operation, ...]) -> None:
-        operations = (submitted,) if isinstance(submitted, Operation) else submitted
+    def ends_with(self, operations: Sequence[Operation]) -> None:
         self._left = len(operations)
         if not operations:
             self._end()

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from lossycoll.devices.registry import is_served, layer_of
+from lossycoll.devices.registry import device_of, is_served
 from lossycoll.errors import PeerLostError, UnsupportedError
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine.failures import Where
@@ -21,7 +21,7 @@ from lossycoll.runtime.engine.failures import Where
 from . import checks
 from .description import CollectiveKind, Description, Loss, Staged, Submission
 from .reduction import AVG, INTEGERS, SUM, Reduction, over_ranks, resolve
-from .tensors import COMPLEX, address, contiguous, nbytes, scaled
+from .tensors import COMPLEX, address, contiguous, scaled
 from .tensors import DTYPES as FLOATS
 
 DTYPES: Final = frozenset(
@@ -32,19 +32,17 @@ DTYPES: Final = frozenset(
 
 
 class SparseSum(NamedTuple):
-    """The argument of a description."""
+    """Argument of a description."""
 
     tensor: Tensor  # torch.sparse_coo; it is filled, and coalesced afterwards
     reduction: Reduction  # SUM or AVG, maybe with a factor
 
     @property
     def index_bytes(self) -> int:
-        """Bytes of one entry's place."""
         return self.tensor.sparse_dim() * torch.int64.itemsize
 
     @property
     def entry_bytes(self) -> int:
-        """Bytes of one entry, place and value."""
         dense = self.tensor.shape[self.tensor.sparse_dim() :]
         return self.index_bytes + dense.numel() * self.tensor.itemsize
 
@@ -59,8 +57,7 @@ class SparseSum(NamedTuple):
 
 
 def describe(where: Where, tensor: Tensor, op: Any, *, continues: bool) -> Description:
-    """The call that reduces the ranks' ``tensor`` in its place, always reliable. Entries of one
-    place are added in the order of the ranks, 16-bit floats in float32."""
+    """A reliable call that adds up entries of one place in the order of the ranks."""
     kind = WITH_SURVIVORS if continues else ALL_REDUCE_SPARSE
     tensor = _whole(where, tensor)
     parts = [tensor._indices(), tensor._values()]
@@ -84,7 +81,7 @@ def _stage(call: Description, reduction: Reduction | None, keep: bool) -> Staged
     mine: SparseSum = call.argument
     own = mine.tensor.detach().coalesce().cpu()
     indices, values = contiguous(own.indices()), scaled(own.values(), mine.reduction.factor)
-    source = torch.cat([_bytes(indices), _bytes(values)])
+    source = torch.cat([one.reshape(-1).view(torch.uint8) for one in (indices, values)])
     return Staged(source, source)
 
 
@@ -92,7 +89,7 @@ def _submit(s: Submission) -> Operation:
     """Exchanges the numbers of entries, and submits the exchange of the entries."""
     call: SparseSum = s.description.argument
     counts = torch.empty(s.health.where.world, dtype=torch.int64, device="cpu")
-    entries = nbytes(s.source) // call.entry_bytes
+    entries = s.source.nbytes // call.entry_bytes
     gathered = _gather(s, torch.tensor([entries], device="cpu"), counts)
     if s.call_options.options.continues:
         _all_or_none(s, gathered)
@@ -111,7 +108,7 @@ def _submit(s: Submission) -> Operation:
 
 def _gather(s: Submission, own: Tensor, rows: Tensor) -> Operation:
     call_options = s.call_options._replace(keep=(own, rows))
-    return s.endpoint.all_gather(s.call, (address(own), address(rows)), nbytes(own), call_options)
+    return s.endpoint.all_gather(s.call, (address(own), address(rows)), own.nbytes, call_options)
 
 
 def _all_or_none(s: Submission, counted: Operation) -> None:
@@ -186,9 +183,4 @@ def _store(found: Sequence[tuple[Tensor, Tensor]], reduction: Reduction, tensor:
     with torch.no_grad():
         tensor.copy_(total.to(dtype))
     if is_served(tensor):  # in whatever thread and stream: whoever waits then finds it there
-        layer_of(tensor).current().record().wait()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    """Shape (n,), uint8: the elements as they lie in memory."""
-    return tensor.reshape(-1).view(torch.uint8)
+        device_of(tensor).layer.current().record().wait()

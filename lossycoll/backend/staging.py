@@ -44,8 +44,14 @@ def one_buffer(call: Description, reduction: Reduction | None, keep: bool) -> St
 def two_buffers(call: Description, reduction: Reduction | None, keep: bool) -> Staged:
     """One buffer of all that is read, another of all that is written, in order. Where nothing is
     read, or nothing written, the other one stands for both."""
-    source = _source(call.reads, None if reduction is None else reduction.factor)
-    target, epilogue = _target(call.writes, keep=keep)
+    source = target = epilogue = None
+    if call.reads:
+        source = scaled(_joined(call.reads), None if reduction is None else reduction.factor)
+    if len(call.writes) == 1:
+        target = contiguous(call.writes[0])
+        epilogue = copy_back(target, call.writes[0])
+    elif call.writes:
+        target, epilogue = room(call.writes, kept=keep)
     if source is not None and target is not None:
         source = apart(source, target, call.harmless_overlap)
     source = source if source is not None else target if target is not None else NOTHING
@@ -57,8 +63,7 @@ def two_buffers(call: Description, reduction: Reduction | None, keep: bool) -> S
 
 def gathered(call: Description, reduction: Reduction, rank: int, world: int) -> Staged:
     """Buffers for contributions that are gathered, and reduced where they are."""
-    parts, output = call.reads, call.writes[0]
-    source = reduction.contribution(parts[0] if len(parts) == 1 else flat(parts))
+    output, source = call.writes[0], reduction.contribution(_joined(call.reads))
     if call.root not in (None, rank):
         return Staged(source, source, among=lambda _: None)
     rows = source.new_empty((world, *output.shape))
@@ -69,21 +74,8 @@ def gathered(call: Description, reduction: Reduction, rank: int, world: int) -> 
     return Staged(source, rows, among=reduce_here)
 
 
-def _source(tensors: Sequence[Tensor], factor: float | None) -> Tensor | None:
-    if not tensors:
-        return None
-    return scaled(tensors[0] if len(tensors) == 1 else flat(tensors), factor)
-
-
-def _target(
-    tensors: Sequence[Tensor], *, keep: bool
-) -> tuple[Tensor | None, Callable[[], None] | None]:
-    if not tensors:
-        return None, None
-    if len(tensors) == 1:
-        buffer = contiguous(tensors[0])
-        return buffer, copy_back(buffer, tensors[0])
-    return room(tensors, kept=keep)
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else flat(tensors)
 
 
 def widened(call: Description) -> tuple[Description, Callable[[], None]]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
-from typing import Final
-
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.world import metrics
@@ -15,15 +12,13 @@ from lossycoll.runtime.world.queries import ask_rank
 
 from .builder import GroupBuilder
 
-log: Final = logging.getLogger("lossycoll")
 
-
-def show(builder: GroupBuilder, listeners: Sequence[tuple[str, int]]) -> None:
+def show(builder: GroupBuilder) -> None:
     """Has the host's status page written, before it starts. Without one the job runs as well."""
     spec, host, options = builder.spec, builder.host, builder.options
     if options.status == "off":
         return
-    address, port = listeners[spec.rank]
+    address, port = builder.contacts[spec.rank].control
     job = status_page.Job(
         session=int(builder.session, 16),
         ranks=spec.global_ranks,

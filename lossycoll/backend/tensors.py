@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from lossycoll.devices.registry import factories
 from lossycoll.runtime.engine.binding import DType
 
 DTYPES: Final = {
@@ -52,6 +53,23 @@ def has_memory(tensor: Tensor) -> bool:
         return False
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """True for a tensor with nothing to check: dense, contiguous, in host memory that it has."""
+    try:  # as has_memory() does, without its call
+        storage = tensor.untyped_storage().data_ptr()
+    except RuntimeError:
+        return False
+    return (
+        storage != 0
+        and tensor.is_cpu
+        and "cpu" not in factories
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and tensor.is_contiguous()
+        and not tensor.is_neg()
+    )
+
+
 def waits_for_its_result(tensor: object) -> bool:
     """True for the result of a functional collective, which its first use waits for."""
     if type(tensor) in PLAIN:
@@ -62,8 +80,7 @@ def waits_for_its_result(tensor: object) -> bool:
 
 
 def awaited(arguments: Any) -> Any:
-    """The arguments of a call, with results of functional collectives in place of the tensors that
-    stand for them. Writing to a result is writing to what stood for it."""
+    """Arguments of a call, with results of functional collectives that are there."""
     if isinstance(arguments, list | tuple):
         return [awaited(one) for one in arguments]
     if isinstance(arguments, Tensor) and waits_for_its_result(arguments):
@@ -126,7 +143,7 @@ def _in_a_row(tensors: Sequence[Tensor]) -> bool:
             return False
         if contiguous(tensor) is not tensor:
             return False
-        end += nbytes(tensor)
+        end += tensor.nbytes
     return True
 
 
@@ -137,15 +154,13 @@ def apart(source: Tensor, target: Tensor, own: int | None = None) -> Tensor:
     read before it is replaced.
     """
     begin, other = source.data_ptr(), target.data_ptr()
-    if begin + nbytes(source) <= other or other + nbytes(target) <= begin:
+    if begin + source.nbytes <= other or other + target.nbytes <= begin:
         return source
     return source if own is not None and other - begin == own else source.detach().clone()
 
 
 def overlaps_itself(tensor: Tensor) -> bool:
     """True if several elements share memory (an expanded tensor): then it can't be filled."""
-    if tensor.layout is not torch.strided or tensor.is_contiguous():
-        return False
     return any(n > 1 and not step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 from lossycoll.errors import UnsupportedError
 from lossycoll.options.scopes import reliable
 
+from .device_wire import FLOATS
 from .process_group import of
-
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def wire_allreduce_(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
-from lossycoll.devices.layer import Layer
+from lossycoll.devices.layer import StreamOrder
 from lossycoll.errors import LossyError
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.point_to_point import Transfer
@@ -30,33 +30,12 @@ _thread: Final = threading.local()
 """``completing`` is set while a thread runs what was given to ``then`` of an operation's future."""
 
 
-class OnStreams(Protocol):
-    """Order of a device's streams after a call."""
-
-    end: Any  # The place in a stream after which the result is there; None before it is known
-
-    @property
-    def layer(self) -> Layer:
-        """The device."""
-
-    @property
-    def ahead(self) -> bool:
-        """True if the streams can be ordered before the call is done."""
-
-    def order_current(self) -> None:
-        """Orders whatever the caller queues from now on after the result."""
-
-    def after_end(self) -> contextlib.AbstractContextManager[None]:
-        """Context in which a future's value becomes ready after the result."""
-
-
 @opaque
 class LossyWork(dist.Work):
     """Base of all works."""
 
-    def __init__(self, result: list[torch.Tensor]) -> None:
-        super().__init__()
-        self._result = result
+    _result: list[torch.Tensor]
+    _future: Future | None = None
 
     def result(self) -> list[torch.Tensor]:
         """The tensors that the call fills; it doesn't wait."""
@@ -64,10 +43,9 @@ class LossyWork(dist.Work):
 
     def get_future(self) -> Future:
         """A future with the result; it completes without a wait, and raises the call's error."""
-        future, tensors = self._make_future(), self._result
-        if asked_by_hook(tensors):
-            return typed(future, tensors)
-        return future
+        if self._future is None:
+            self._future = self._make_future()
+        return typed(self._future, self._result) if asked_by_hook(self._result) else self._future
 
     def _make_future(self) -> Future:
         raise NotImplementedError
@@ -77,8 +55,7 @@ class LossyWork(dist.Work):
         self.wait()
 
     def wait_on_host(self) -> None:
-        """Returns when the call is done, wherever its tensors lie: for what it says in host memory,
-        and for its error."""
+        """Returns when the call is done, wherever its tensors lie."""
         self.wait()
 
     def wait_result(self) -> None:
@@ -91,16 +68,6 @@ class LossyWork(dist.Work):
     def is_success(self) -> bool:
         """True if the call is done, without an error."""
         return self.is_completed() and self.exception() is None
-
-    def _wait_if_in_order(self, endpoint: Endpoint) -> None:
-        """Waits where a future must be complete before anyone has it: when the group is to keep
-        its futures in order, and inside a callback, whose thread may be the one that completes
-        futures. Errors are the future's."""
-        in_order = endpoint.options.futures == "in_order"
-        endpoint.health.runs_callbacks |= not in_order
-        if in_order or getattr(_thread, "completing", False):
-            with contextlib.suppress(LossyError):
-                self.wait_on_host()
 
     def source_rank(self) -> int:
         """The rank that a receive was served by; -1 for anything else."""
@@ -124,15 +91,9 @@ class EngineWork(LossyWork):
         dist.Work.__init__(self)
         self._result = result
         self._endpoint = endpoint
-        self._operation = operation
-        self._future: Future | None = None
-        self.streams: OnStreams | None = None
+        self.operation: Final = operation
+        self.streams: StreamOrder | None = None
         """Order of a device's streams after the result, if the tensors lie on one."""
-
-    @property
-    def operation(self) -> Operation:
-        """The engine's part of the call."""
-        return self._operation
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Returns True when the call is done; for tensors on a device, when the caller's stream
@@ -141,14 +102,14 @@ class EngineWork(LossyWork):
 
         ``timeout``: how long to wait; None or zero: until the call ends by itself.
         """
-        streams, operation = self.streams, self._operation
+        streams, operation = self.streams, self.operation
         if streams is None:
             if not operation.done or operation.error is not None:
                 operation.wait(_seconds(timeout))
             return True
         try:
-            if not streams.ahead or self._operation.done:
-                self._operation.wait(_seconds(timeout))
+            if not streams.ahead or operation.done:
+                operation.wait(_seconds(timeout))
         finally:
             # Also after an error: what was queued ahead still comes.
             streams.order_current()
@@ -156,71 +117,68 @@ class EngineWork(LossyWork):
 
     def wait_on_host(self) -> None:
         self.wait()
-        self._operation.wait()
+        self.operation.wait()
 
     def wait_result(self) -> None:
         if self.streams is None:
-            self._operation.wait_result()
+            self.operation.wait_result()
         else:
             self.wait()
 
-    def wait_result_on_host(self) -> None:
-        self.wait_result()
-        self._operation.wait_result()
+    def source_rank(self) -> int:
+        """The rank that a receive was served by, once that is known; -1 for anything else."""
+        peer = self.operation.peer if isinstance(self.operation, Transfer) else None
+        return -1 if peer is None else peer
 
     def _make_future(self) -> Future:
-        if self._future is None:
-            operation, result, streams = self._operation, self._result, self.streams
-            self._wait_if_in_order(self._endpoint)
-            source: Future = torch.futures.Future() if streams is None else streams.layer.future()
-            self._future = source.then(value_or_raise)
+        operation, result, streams = self.operation, self._result, self.streams
+        in_order = self._endpoint.options.futures == "in_order"
+        self._endpoint.health.runs_callbacks |= not in_order
+        # Complete before anyone has it: also inside a callback, whose thread may be the one that
+        # completes futures. Errors are the future's.
+        if in_order or getattr(_thread, "completing", False):
+            with contextlib.suppress(LossyError):
+                self.wait_on_host()
+        future, settle = _promise([] if streams is None else [streams])
 
-            def resolve() -> None:
-                error = operation.error
-                value = result if error is None else error.again(operation.call.numbered)
-                outer, _thread.completing = getattr(_thread, "completing", False), True
-                try:
-                    with contextlib.nullcontext() if streams is None else streams.after_end():
-                        source.set_result(value)
-                finally:
-                    _thread.completing = outer
+        def resolve() -> None:
+            error = operation.error
+            value = result if error is None else error.again(operation.call.numbered)
+            outer, _thread.completing = getattr(_thread, "completing", False), True
+            try:
+                settle(value)
+            finally:
+                _thread.completing = outer
 
-            operation.on_done(resolve)
-            if not operation.done:
-                self._endpoint.watcher.complete(operation)
-        return self._future
+        operation.on_done(resolve)
+        if not operation.done:
+            self._endpoint.watcher.complete(operation)
+        return future
 
     def is_completed(self) -> bool:
         """True if the call is done, well or not."""
-        if not self._operation.poll():
+        if not self.operation.poll():
             return False
         end = None if self.streams is None else self.streams.end
         return end is None or bool(end.is_done())
 
     def exception(self) -> LossyError | None:
-        return self._operation.error
-
-
-@opaque
-class MessageWork(EngineWork):
-    """A send or a receive."""
-
-    def __init__(self, endpoint: Endpoint, transfer: Transfer, result: list[torch.Tensor]) -> None:
-        super().__init__(endpoint, transfer, result)
-        self._transfer = transfer
-
-    def source_rank(self) -> int:
-        """The rank that a receive was served by, once that is known."""
-        return -1 if self._transfer.peer is None else self._transfer.peer
+        return self.operation.error
 
 
 class ManyWork(LossyWork):
-    """Several works that count as one."""
+    """Several works that count as one. ``after``: what is queued on a device behind them."""
 
-    def __init__(self, works: Sequence[dist.Work], result: list[torch.Tensor]) -> None:
-        super().__init__(result)
+    def __init__(
+        self,
+        works: Sequence[dist.Work],
+        result: list[torch.Tensor],
+        after: StreamOrder | None = None,
+    ) -> None:
+        super().__init__()
+        self._result = result
         self._works = works
-        self._future: Future | None = None
+        self._after = after
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Waits for each; ``timeout`` is for each by itself. Raises the first error."""
@@ -234,42 +192,42 @@ class ManyWork(LossyWork):
             for streams in self.streams:  # what was queued ahead still comes
                 streams.order_current()
             raise
+        if self._after is not None:
+            self._after.order_current()
         return True
 
     def wait_on_host(self) -> None:
         for work in self._works:
-            work.wait_on_host() if isinstance(work, LossyWork) else work.wait()
+            getattr(work, "wait_on_host", work.wait)()  # another backend's has none
+        if self._after is not None:
+            self._after.end.wait()
 
     def wait_result(self) -> None:
         for work in self._works:
-            work.wait_result() if isinstance(work, LossyWork) else work.wait()
+            getattr(work, "wait_result", work.wait)()
 
     def _make_future(self) -> Future:
         """A future with the result of all; raises the first error."""
-        if self._future is None:
-            result, streams = self._result, self.streams
-            source: Future = torch.futures.Future() if not streams else streams[0].layer.future()
+        result, (future, settle) = self._result, _promise(self.streams)
 
-            def resolve(done: torch.futures.Future[list[Future]]) -> None:
-                value: Any = result
-                try:
-                    for one in done.value():
-                        one.value()  # raises the first error
-                except Exception as error:
-                    value = error
-                with contextlib.ExitStack() as after:
-                    for each in streams:
-                        after.enter_context(each.after_end())
-                    source.set_result(value)
+        def resolve(done: torch.futures.Future[list[Future]]) -> None:
+            value: Any = result
+            try:
+                for one in done.value():
+                    one.value()  # raises the first error
+            except Exception as error:
+                value = error
+            settle(value)
 
-            self._future = source.then(value_or_raise)
-            torch.futures.collect_all([work.get_future() for work in self._works]).then(resolve)
-        return self._future
+        torch.futures.collect_all([work.get_future() for work in self._works]).then(resolve)
+        return future
 
     @property
-    def streams(self) -> list[OnStreams]:
+    def streams(self) -> list[StreamOrder]:
         """Streams of works whose tensors lie on a device."""
-        found: list[OnStreams] = []
+        if self._after is not None:
+            return [self._after]
+        found: list[StreamOrder] = []
         for work in self._works:
             if isinstance(work, ManyWork):
                 found += work.streams
@@ -278,7 +236,8 @@ class ManyWork(LossyWork):
         return found
 
     def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
+        is_over = self._after is None or bool(self._after.end.is_done())
+        return is_over and all(work.is_completed() for work in self._works)
 
     def exception(self) -> Any:
         return next((e for work in self._works if (e := work.exception()) is not None), None)
@@ -287,6 +246,19 @@ class ManyWork(LossyWork):
 def _seconds(timeout: timedelta | None) -> float | None:
     """A timeout as torch passes it: None and zero are for none."""
     return timeout.total_seconds() if timeout else None
+
+
+def _promise(streams: Sequence[StreamOrder]) -> tuple[Future, Callable[[Any], None]]:
+    """A future, and what completes it after ``streams``: by a value, or by an error."""
+    source: Future = streams[0].layer.future() if streams else torch.futures.Future()
+
+    def settle(value: Any) -> None:
+        with contextlib.ExitStack() as after:
+            for each in streams:
+                after.enter_context(each.after_end())
+            source.set_result(value)
+
+    return source.then(value_or_raise), settle
 
 
 def value_or_raise(source: Future) -> Any:

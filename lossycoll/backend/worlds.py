@@ -9,7 +9,6 @@ child has none.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections import Counter
@@ -20,6 +19,7 @@ from typing import Final
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.payload import AUTO_MTU_MAX, payload_bytes
@@ -83,8 +83,7 @@ class Parent:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def next_session(self, name: str) -> str:
-        """The number of this rank's next group of that name: 16 hex digits. The same on all ranks
-        of the group, as torch has them make groups in the same order."""
+        """Number of this rank's next group of that name, 16 hex digits, equal on all its ranks."""
         with self._lock:
             text = f"{self.session}/{self._names[name]}/{name}"
             self._names[name] += 1
@@ -109,15 +108,11 @@ class Worlds:
         """The worlds that have all of ``global_ranks``, held until the context ends."""
         with self._lock:
             found = [world for world in self._worlds if world.holds(global_ranks)]
-        held = []
-        try:
-            for world in found:
-                if world.hold():
-                    held.append(world)
-            yield held
-        finally:
+        with contextlib.ExitStack() as stack:
+            held = [world for world in found if world.hold()]
             for world in held:
-                world.release()
+                stack.callback(world.release)
+            yield held
 
 
 def written_in(pg_options: object) -> Collection[str]:
@@ -149,16 +144,8 @@ WORLDS: Final = Worlds()
 os.register_at_fork(after_in_child=WORLDS.__init__)  # type: ignore[misc]
 
 
-log: Final = logging.getLogger("lossycoll")
-
-
 def attachment(here: Where, options: Options, interface: Interface) -> Attachment:
     """A rank's attachment by an interface, with packets that it and the receive buffer carry."""
-    mtu = _mtu(here, options, interface)
-    return Attachment(interface, mtu, _payload(here, options, interface, mtu))
-
-
-def _mtu(here: Where, options: Options, interface: Interface) -> int:
     mtu = options.mtu or min(interface.mtu, AUTO_MTU_MAX)
     if mtu > interface.mtu:
         log.warning(
@@ -169,14 +156,8 @@ def _mtu(here: Where, options: Options, interface: Interface) -> int:
             interface,
             interface.mtu,
         )
-    return mtu
-
-
-def _payload(here: Where, options: Options, interface: Interface, mtu: int) -> int:
-    """Data bytes per packet that suit this rank: its MTU and its receive buffer."""
-    largest = payload_bytes(mtu, interface.version)
     buffer = receive_buffer(options.socket_buffer, interface.version)
-    payload = fitting_payload(largest, buffer, here.world)
+    payload = fitting_payload(payload_bytes(mtu, interface.version), buffer, here.world)
     if packets_per_peer(payload, buffer, here.world) < 1:
         log.warning(
             "%s: the receive buffer of %d bytes can't hold one packet of each of the %d "
@@ -186,4 +167,4 @@ def _payload(here: Where, options: Options, interface: Interface, mtu: int) -> i
             buffer,
             here.world - 1,
         )
-    return payload
+    return Attachment(interface, mtu, payload)

@@ -3,7 +3,3 @@
 ``layer.py`` says what a device has to offer, ``cuda.py`` does it with CUDA, and ``bounce.py`` is
 the way of one call. docs/devices.md has the picture.
 """
-
-from .registry import layer_of
-
-__all__ = ["layer_of"]

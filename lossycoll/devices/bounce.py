@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, Final, NamedTuple
 
 from torch import Tensor
@@ -22,7 +21,7 @@ from torch import Tensor
 from lossycoll.runtime.core.call import Operation
 from lossycoll.runtime.engine import gates
 
-from .layer import HostMemory, Lane, Layer
+from .layer import HostMemory, Lane, Layer, StreamOrder
 
 Among = Callable[[Sequence[int]], None]
 
@@ -35,7 +34,7 @@ class Piece(NamedTuple):
     gate: int  # Address of its gate; 0: there is none
 
 
-class Bounce:
+class Bounce(StreamOrder):
     """One call's. First :meth:`fill`; when the operations are submitted, :meth:`come_back`.
 
     ``wakers``: those of the host whose operations wait behind gates; None: there are no gates.
@@ -47,10 +46,7 @@ class Bounce:
         source: ``source`` in host memory, shape (elements,).
         target: The same of ``target``; the same tensor if they are.
         pieces: What operations work on, in order; one, unless there are cuts.
-        ahead: Whether the way back is queued before the operations have ended.
-        lane: The streams.
         is_returning: Whether all of the way back was queued ahead.
-        end: The place in a stream after which the result is on the device; None before it is known.
     """
 
     def __init__(
@@ -72,17 +68,15 @@ class Bounce:
         epilogue: Callable[[], None] | None = None,
         among: Among | None = None,
     ) -> None:
-        self.layer: Final = layer
-        self.lane: Final = lane
+        ahead = layer.waits_by_stream and may_be_ahead and among is None
+        super().__init__(layer, lane, ahead=ahead)
         self._pool = pool
         self._memory: list[Tensor] = []
         self._tensors: tuple[Tensor, ...] = (source, target)
         self._epilogue, self._among = epilogue, among
         self._filled: list[Any] = []
         self._lock = threading.Lock()
-        self.end: Any = None
         self.is_returning = False
-        self.ahead: Final = layer.waits_by_stream and may_be_ahead and among is None
         self.source = self._mirror(source)
         self.target = self.source if target is source else self._mirror(target)
         there = [(self.source, source)] if reads else []
@@ -103,8 +97,7 @@ class Bounce:
         return taken
 
     def _mirror(self, tensor: Tensor) -> Tensor:
-        nbytes = tensor.numel() * tensor.element_size()
-        return self._take(nbytes)[:nbytes].view(tensor.dtype)
+        return self._take(tensor.nbytes)[: tensor.nbytes].view(tensor.dtype)
 
     def _cut_in_pieces(self, cuts: Sequence[int], spoils: bool) -> list[Piece]:
         if self._wakers is None:
@@ -114,15 +107,14 @@ class Bounce:
         whole = [(self.source, self.target)]
         pieces = []
         for ((source, target),) in _cut(whole, cuts):
-            nbytes = target.numel() * target.element_size()
-            gates.shut(gate, self._wakers, (target.data_ptr(), nbytes) if spoils else (0, 0))
+            spoiled = (target.data_ptr(), target.nbytes) if spoils else (0, 0)
+            gates.shut(gate, self._wakers, spoiled)
             pieces.append(Piece(source, target, gate))
             gate += gates.GATE_BYTES
         return pieces
 
     def fill(self) -> None:
-        """Copies to the host, after what the caller has queued, and then opens the gates.
-        Operations may be submitted later: they start at once then."""
+        """Copies to the host, after what the caller has queued, and then opens the gates."""
         stream = self.lane.to_host
         stream.wait_for(self.layer.current().record())
         for pairs, piece in zip(self._there, self.pieces, strict=True):
@@ -167,15 +159,6 @@ class Bounce:
             finally:
                 self.end = stream.record()
 
-    def after_end(self) -> AbstractContextManager[None]:
-        """Context in which a future's value becomes ready after the result."""
-        return self.layer.after(self.lane, self.end)
-
-    def order_current(self) -> None:
-        """Orders whatever the caller queues from now on after the result."""
-        if self.end is not None:
-            self.layer.current().wait_for(self.end)
-
     def wait_until_copied(self) -> None:
         """Waits until the copy to the host is done, for what can't be gated."""
         self._filled[-1].wait()
@@ -193,11 +176,6 @@ class Bounce:
             over = False
         places = [*self._filled[-1:], *([] if self.end is None else [self.end])]
         return over and all(event.is_done() for event in places)
-
-    @property
-    def is_released(self) -> bool:
-        """True if its memory was given back."""
-        return not self._memory
 
     def release(self) -> None:
         """Gives the memory of a call that is over back."""

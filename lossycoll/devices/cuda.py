@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor
+from torch.cuda import _sanitizer
 
 from lossycoll.plan.codec import LowBit
 from lossycoll.runtime.core.logfmt import log
@@ -65,28 +66,28 @@ class Driver:
     """The library's calls in one context."""
 
     def __init__(self, context: int) -> None:
-        self._lib = _library()
-        self._waits = _library(releases_gil=True)
+        self.lib: Final = _library()
+        self.waits: Final = _library(releases_gil=True)
         self._context = context
         self._events: list[int] = []
 
-    def _call(self, what: str, function: Any, *arguments: object) -> None:
+    def call(self, what: str, function: Any, *arguments: object) -> None:
         """Calls ``function`` while the context is this thread's current one, which it mostly is."""
         current = ctypes.c_void_p()
-        code = self._lib.cuCtxGetCurrent(current)
+        code = self.lib.cuCtxGetCurrent(current)
         if not code:
             if current.value == self._context:
                 code = function(*arguments)
             else:
-                code = self._lib.cuCtxPushCurrent_v2(self._context) or function(*arguments)
-                self._lib.cuCtxPopCurrent_v2(current)
+                code = self.lib.cuCtxPushCurrent_v2(self._context) or function(*arguments)
+                self.lib.cuCtxPopCurrent_v2(current)
         if code:
             raise _error(code, what)
 
-    def new_stream(self) -> int:
-        """A stream that is in no pool: none of torch's is the same one."""
-        found, make = ctypes.c_void_p(), self._lib.cuStreamCreateWithPriority
-        self._call("make a stream", make, found, NON_BLOCKING, HIGHEST)
+    def make(self, what: str, function: Any, *how: int) -> int:
+        """What ``function`` makes: a handle."""
+        found = ctypes.c_void_p()
+        self.call(f"make {what}", function, found, *how)
         return int(found.value or 0)
 
     def take_event(self) -> int:
@@ -94,53 +95,11 @@ class Driver:
         try:
             return self._events.pop()
         except IndexError:  # as long as calls take more than they give back
-            return self._new_event()
+            return self.make("an event", self.lib.cuEventCreate, FOR_ORDER)
 
     def give_back(self, event: int) -> None:
         """Has it taken again. Who waits for it waits for what it was when the wait was queued."""
         self._events.append(event)
-
-    def _new_event(self) -> int:
-        found = ctypes.c_void_p()
-        self._call("make an event", self._lib.cuEventCreate, found, FOR_ORDER)
-        return int(found.value or 0)
-
-    def record(self, event: int, stream: int, *, foreign: bool = False) -> None:
-        """The event happens when the stream has done what it was given until now. ``foreign``: the
-        stream may be full, so that the call waits."""
-        library = self._waits if foreign else self._lib
-        self._call("record an event", library.cuEventRecord, event, stream)
-
-    def wait_event(self, stream: int, event: int, *, foreign: bool = False) -> None:
-        """The stream goes on when the event has happened; ``foreign`` as in :meth:`record`."""
-        library = self._waits if foreign else self._lib
-        self._call("wait for an event", library.cuStreamWaitEvent, stream, event, 0)
-
-    def copy(self, to: int, source: int, nbytes: int, stream: int) -> None:
-        """Copies from address to address, either of which may be on the device."""
-        self._call("copy", self._lib.cuMemcpyAsync, to, source, nbytes, stream)
-
-    def wait_value(self, stream: int, address: int) -> None:
-        """The stream goes on when 32 bits of pinned memory, which the device knows by the same
-        address, are 1 or more."""
-        wait = self._lib.cuStreamWaitValue32_v2
-        self._call("wait for a word of memory", wait, stream, address, 1, AT_LEAST)
-
-    def call_on_host(self, stream: int, function: int, argument: int) -> None:
-        """The stream calls ``void function(void *)``, in a thread of the driver's."""
-        call = self._lib.cuLaunchHostFunc
-        self._call("call a function of the host", call, stream, function, argument)
-
-    def has_happened(self, event: int) -> bool:
-        """True if the event has completed."""
-        code = int(self._lib.cuEventQuery(event))
-        if code not in (0, NOT_READY):
-            raise _error(code, "ask for an event")
-        return not code
-
-    def synchronize(self, event: int) -> None:
-        """Waits until the event has happened, without the GIL and without a core."""
-        self._call("wait for an event", self._waits.cuEventSynchronize, event)
 
 
 def current_context() -> int:
@@ -185,30 +144,34 @@ def _error(code: int, what: str) -> DeviceError:
 class CudaEvent:
     """An event of the driver's, which is used again when nobody refers to it any more."""
 
-    def __init__(self, driver: Driver, stream: int, *, foreign: bool = False) -> None:
+    def __init__(self, driver: Driver, library: Any, stream: int) -> None:
         self._driver = driver
         self.handle: Final = driver.take_event()
-        driver.record(self.handle, stream, foreign=foreign)
+        driver.call("record an event", library.cuEventRecord, self.handle, stream)
 
     def __del__(self) -> None:
         if hasattr(self, "handle"):
             self._driver.give_back(self.handle)
 
     def wait(self) -> None:
-        self._driver.synchronize(self.handle)
+        wait = self._driver.waits.cuEventSynchronize  # without a core
+        self._driver.call("wait for an event", wait, self.handle)
 
     def is_done(self) -> bool:
-        return self._driver.has_happened(self.handle)
+        code = int(self._driver.lib.cuEventQuery(self.handle))
+        if code not in (0, NOT_READY):
+            raise _error(code, "ask for an event")
+        return not code
 
 
 class CudaStream:
-    """A stream by its handle."""
+    """A stream by its handle. ``foreign``: it isn't ours, and may be full, so that calls wait."""
 
     def __init__(
         self, driver: Driver, handle: int, device: torch.device, *, foreign: bool = False
     ) -> None:
         self._driver = driver
-        self._foreign = foreign
+        self._lib = driver.waits if foreign else driver.lib
         self._handle = handle
         self._device = device
 
@@ -224,21 +187,24 @@ class CudaStream:
             work()
 
     def copy(self, to: Tensor, source: Tensor) -> None:
-        nbytes = source.numel() * source.element_size()
-        if nbytes:
-            self._driver.copy(to.data_ptr(), source.data_ptr(), nbytes, self._handle)
+        if source.nbytes:
+            addresses, copy = (to.data_ptr(), source.data_ptr()), self._lib.cuMemcpyAsync
+            self._driver.call("copy", copy, *addresses, source.nbytes, self._handle)
 
     def record(self) -> CudaEvent:
-        return CudaEvent(self._driver, self._handle, foreign=self._foreign)
+        return CudaEvent(self._driver, self._lib, self._handle)
 
     def wait_for(self, event: CudaEvent) -> None:
-        self._driver.wait_event(self._handle, event.handle, foreign=self._foreign)
+        wait = self._lib.cuStreamWaitEvent
+        self._driver.call("wait for an event", wait, self._handle, event.handle, 0)
 
     def call(self, function: int, argument: int) -> None:
-        self._driver.call_on_host(self._handle, function, argument)
+        call = self._lib.cuLaunchHostFunc
+        self._driver.call("call a function of the host", call, self._handle, function, argument)
 
     def wait_for_word(self, address: int) -> None:
-        self._driver.wait_value(self._handle, address)
+        wait = self._lib.cuStreamWaitValue32_v2
+        self._driver.call("wait for a word of memory", wait, self._handle, address, 1, AT_LEAST)
 
 
 class WatchedEvent:
@@ -285,12 +251,15 @@ class CudaLayer:
         with torch.cuda.device(device):
             torch.cuda.synchronize()  # makes the context, and the thread's current one
             self._driver = Driver(current_context())
-        self._watched = _is_watched()
+        self._watched = bool(_sanitizer.cuda_sanitizer.enabled)
         self._stream_type = WatchedStream if self._watched else CudaStream
         self.waits_by_stream = self._can_wait(self._new_stream())
 
     def _new_stream(self) -> CudaStream:
-        return self._stream_type(self._driver, self._driver.new_stream(), self._device)
+        """A stream that is in no pool: none of torch's is the same one."""
+        made = self._driver.lib.cuStreamCreateWithPriority
+        handle = self._driver.make("a stream", made, NON_BLOCKING, HIGHEST)
+        return self._stream_type(self._driver, handle, self._device)
 
     def _can_wait(self, stream: CudaStream) -> bool:
         """Tries it with a word that isn't 0; logs why not."""
@@ -374,9 +343,3 @@ def _try(low_bits: LowBits, device: torch.device) -> None:
     good = np.array_equal(made.cpu().numpy(), want)
     if not good or not np.array_equal(there.cpu().numpy(), back):
         raise DeviceError("the kernels make other bits than the engine's codec")
-
-
-def _is_watched() -> bool:
-    from torch.cuda import _sanitizer
-
-    return bool(_sanitizer.cuda_sanitizer.enabled)

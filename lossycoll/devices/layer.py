@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lossycoll.errors import EngineError
-from lossycoll.plan.codec import Floats, LowBit
+from lossycoll.plan.codec import LowBit
 from lossycoll.runtime.engine import codecs
 
 
@@ -51,16 +51,14 @@ class Stream(Protocol):
         """Goes on when another stream has come to its event."""
 
     def call(self, function: int, argument: int) -> None:
-        """Calls a C function, in a thread of the device's. ``function``: its address: ``void
-        function(void *)``."""
+        """Calls ``void function(void *)``, given by its address, in a thread of the device's."""
 
     def wait_for_word(self, address: int) -> None:
         """Goes on when 32 bits of host memory aren't 0. Only where ``Layer.waits_by_stream``."""
 
 
 class LowBits(Protocol):
-    """Encodes floats in few bits on a device, to the engine's bits. lowbit_kernels.py has what
-    arguments are."""
+    """Codec of floats in few bits on a device, to the engine's bits (lowbit_kernels.py)."""
 
     def encode(
         self,
@@ -127,8 +125,28 @@ class Layer(Protocol):
         """A future whose value may lie on the device."""
 
     def after(self, lane: Lane, event: Any) -> AbstractContextManager[None]:
-        """Context in which a future's value becomes ready after ``event``. ``event``: one of the
-        layer's; None: it is ready."""
+        """Context in which a future's value becomes ready after ``event``; None: it is ready."""
+
+
+class StreamOrder:
+    """Order of a device's streams after the result of a call."""
+
+    def __init__(
+        self, layer: Layer, lane: Lane | None, end: Any = None, *, ahead: bool = False
+    ) -> None:
+        self.layer: Final = layer
+        self.lane: Any = lane  # None: the result is there in the caller's own stream
+        self.end = end  # The place after which it is there; None before that is known
+        self.ahead: Final = ahead  # Whether streams can be ordered before the call is done
+
+    def order_current(self) -> None:
+        """Orders whatever the caller queues from now on after the result."""
+        if self.end is not None:
+            self.layer.current().wait_for(self.end)
+
+    def after_end(self) -> AbstractContextManager[None]:
+        """Context in which a future's value becomes ready after the result."""
+        return nullcontext() if self.lane is None else self.layer.after(self.lane, self.end)
 
 
 LEAST: Final = 4096
@@ -190,14 +208,15 @@ class HostLowBits:
         most_elements: int,
         key: int = 0,
     ) -> Tensor:
-        """Encodes, and is done when it returns."""
         del most_elements
         x, data = values.detach().cpu().numpy(), to_bytes.cpu()
         found = 0
         for first, n, at in packets.tolist():
             part = x[first : first + n]
             codecs.encode(how, part, data.numpy()[at : at + how.wire_bytes(n)], key << 32 | first)
-            found += _groups_of_none(how, part)
+            if not np.isfinite(part).all():
+                starts = range(0, n, how.group)
+                found += sum(not np.isfinite(part[at : at + how.group]).all() for at in starts)
         to_bytes.copy_(data)
         return torch.tensor([found], dtype=torch.int32, device=values.device)
 
@@ -210,17 +229,9 @@ class HostLowBits:
         *,
         most_elements: int,
     ) -> None:
-        """Decodes, and is done when it returns."""
         del most_elements
         data, x = from_bytes.cpu().numpy(), to_values.detach().cpu()
         for first, n, at in packets.tolist():
             codecs.decode(how, data[at : at + how.wire_bytes(n)], x.numpy()[first : first + n])
         with torch.inference_mode():
             to_values.copy_(x)
-
-
-def _groups_of_none(how: LowBit, x: Floats) -> int:
-    if np.isfinite(x).all():
-        return 0
-    starts = range(0, len(x), how.group)
-    return sum(not np.isfinite(x[at : at + how.group]).all() for at in starts)

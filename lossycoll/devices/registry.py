@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -50,8 +50,7 @@ class Retirement:
         """The interpreter is about to end: nothing is given back any more."""
 
     def wait_for_room(self, lane: Lane, pieces: int) -> None:
-        """Returns when the lane may be given a call of so many ``pieces``, ``CALL_PIECES`` at most.
-        Others have the GIL meanwhile."""
+        """Returns when the lane may be given so many ``pieces``. Others have the GIL meanwhile."""
         while self._under_way[id(lane)] + pieces > LANE_PIECES and not self._stopped:
             time.sleep(SWEEP_SECONDS)
 
@@ -126,19 +125,11 @@ factories: Final[dict[str, Callable[[torch.device], Layer]]] = {"cuda": _cuda}
 
 
 class Device:
-    """One device of this process.
-
-    Attributes:
-        layer: The same.
-        pool: Host memory that it reaches.
-        retirement: Its calls until their end.
-    """
-
-    pool_type: ClassVar[type[HostMemory]] = HostMemory
+    """One device of this process."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer: Final = layer
-        self.pool: Final = self.pool_type(layer.memory)
+        self.pool: Final = HostMemory(layer.memory)
         self.retirement: Final = Retirement()
         self._free: list[Lane] = []
 
@@ -175,13 +166,3 @@ def device_of(tensor: Tensor) -> Device:
                 _devices[key] = Device(factories[key.type](key))
             found = _devices[key]
     return found
-
-
-def layer_of(tensor: Tensor) -> Layer:
-    """The layer of :func:`device_of`."""
-    return device_of(tensor).layer
-
-
-def forget() -> None:
-    """Has all devices made anew."""
-    _devices.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, Final
@@ -73,9 +73,5 @@ class Staging:
         if after is not None:
             self._stream.wait_for(after)
         for to, source in pairs:
-            self._stream.run(_copier(to, source))
+            self._stream.run(partial(to.detach().copy_, source.detach(), non_blocking=True))
         self._stream.record().wait()
-
-
-def _copier(to: Tensor, source: Tensor) -> Callable[[], object]:
-    return partial(to.detach().copy_, source.detach(), non_blocking=True)

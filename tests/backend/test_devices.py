@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore
 
 import lossycoll
-from lossycoll.backend.devices import HAS_BACKENDS, DelegateBackends, ServedDevices, check_device
+from lossycoll.backend.devices import HAS_BACKENDS, ServedDevices, check_device
 from lossycoll.runtime.engine.failures import Where
 from tests.support.harness import init, run_good
 
@@ -121,17 +121,17 @@ def test_tensors_of_another_backends_device_go_there() -> None:
 
 def test_a_backend_that_was_not_made_in_time_is_not_tried_again() -> None:
     """Ranks would pair with others' first try."""
-    others = DelegateBackends(Where(0, 2), HashStore(), timedelta(seconds=0.2))
+    served = ServedDevices(Where(0, 2), str, HashStore(), timedelta(seconds=0.2))
     errors = []
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"timeout|timed out") as caught:
-            others.of("gloo", "cpu:gloo,cuda:lossy")
+            served.delegate("gloo", "cpu:gloo,cuda:lossy")
         errors.append(caught.value)
     assert errors[0] is errors[1], "it was tried again"
-    assert others.made("gloo") is None
-    others.close()
+    assert served._made.get("gloo") is None
+    served.close()
     with pytest.raises(lossycoll.ClosedError, match="has ended"):
-        others.of("gloo", "cpu:gloo,cuda:lossy")
+        served.delegate("gloo", "cpu:gloo,cuda:lossy")
 
 
 def rank_abuses(rank: int, world: int) -> tuple[str, str]:
@@ -165,7 +165,7 @@ def test_what_a_group_serves_is_asked_once_for_each_device() -> None:
         asked.append("cpu:lossy,cuda:nccl")
         return asked[-1]
 
-    served = ServedDevices(Where(0, 2), configured)
+    served = ServedDevices(Where(0, 2), configured, HashStore(), timedelta(seconds=1))
     for _ in range(3):
         served.check("all_reduce", [torch.ones(1)])
     assert len(asked) == 1

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import ctypes
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -88,33 +86,3 @@ def test_torch_hands_it_to_the_threads_of_backward() -> None:
         wanted = scope()
         y.backward()
     assert seen == [wanted]
-
-
-class StealingTorch:
-    """As torch 2.11: what is stashed loses a reference that was never added."""
-
-    def __init__(self) -> None:
-        self._held: ctypes.py_object[object] | None = None
-
-    def _stash_obj_in_tls(self, key: str, thing: object) -> None:
-        assert key == thread_scopes.KEY
-        if self._held is not None:
-            ctypes.pythonapi.Py_DecRef(self._held)
-        # Without a reference of ctypes' own either.
-        self._held = ctypes.py_object.from_buffer(ctypes.c_void_p(id(thing)))
-
-
-def test_a_torch_that_steals_references_frees_no_scope(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_scopes, "_torch", StealingTorch())
-    thread_scopes._steals.cache_clear()
-    carrier, one = thread_scopes.ByTorch(), Scope((("repair", 1),), lossy_copies=False)
-    before = sys.getrefcount(one)
-    for _ in range(3):
-        carrier.put(one)
-        carrier.put(None)
-    assert thread_scopes._steals()
-    carrier.put(object())
-    assert sys.getrefcount(one) == before
-    thread_scopes._steals.cache_clear()
-    monkeypatch.undo()
-    assert not thread_scopes._steals()

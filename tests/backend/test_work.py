@@ -17,7 +17,8 @@ class Fake(LossyWork):
     """A work that is done, or fails."""
 
     def __init__(self, log: list[Any], error: LossyError | None = None, done: bool = True) -> None:
-        super().__init__([torch.zeros(1)])
+        super().__init__()
+        self._result = [torch.zeros(1)]
         self._log, self._error, self._done = log, error, done
 
     def wait(self, timeout: timedelta | None = None) -> bool:

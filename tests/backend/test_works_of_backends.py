@@ -2,7 +2,7 @@
 
 ``wait`` of the stand-in raises the work's error; all else that a work tells is lost. A test that
 fails here says that torch has mended something. When all of it is mended, Python's calls may go by
-LossyBackend alone (docs/backend.md, "What torch sees").
+DeviceBackend alone (docs/backend.md, "What torch sees").
 """
 
 from __future__ import annotations

@@ -14,9 +14,10 @@ from torch import Tensor
 
 import lossycoll
 from lossycoll.backend import device_wire
+from lossycoll.backend.collectives import ENCODED_GATHER
 from lossycoll.backend.device_wire import PACKET, DeviceWire, Parts
 from lossycoll.devices.layer import HostLowBits
-from lossycoll.devices.registry import layer_of
+from lossycoll.devices.registry import device_of
 from lossycoll.plan import codec
 from lossycoll.plan.codec import LowBit
 from tests.gpu.checks import Rank, Table
@@ -50,7 +51,7 @@ def _wire() -> DeviceWire:
 
 
 def _needs_codec(rank: Rank) -> None:
-    if layer_of(torch.empty(1, device=rank.device)).low_bits() is None:
+    if device_of(torch.empty(1, device=rank.device)).layer.low_bits() is None:
         pytest.skip("nothing encodes floats on this device")
 
 
@@ -224,8 +225,8 @@ def a_host_encodes_where_its_device_cannot(rank: Rank) -> None:
         lossycoll.wire_allreduce_(t, "int8")
         assert t.cpu().isnan().all()
         assert lossycoll.stats().nan_groups > 0
-        codec_of = _wire()._codecs.values()
-        assert all(isinstance(one, HostLowBits) for one in codec_of) == bool(rank.rank)
+        codec = _wire()._codec_of(device_of(t))
+        assert isinstance(codec, HostLowBits) == bool(rank.rank)
     dist.destroy_process_group()  # the next check wants one as the others have
 
 
@@ -250,10 +251,12 @@ def sizes_that_differ_are_told(rank: Rank) -> None:
 @TABLE.check()
 def no_memory_between_the_exchanges(rank: Rank) -> None:
     """All ranks are told why, and nobody waits."""
-    wire = _wire()
+    wire, describe = _wire(), device_wire._of_bytes
 
-    def lacks(*_: Any) -> Any:
-        raise MemoryError("out of memory, says a test")
+    def lacks(kind: Any, *rest: Any) -> Any:
+        if kind is ENCODED_GATHER:
+            raise MemoryError("out of memory, says a test")
+        return describe(kind, *rest)
 
     t = torch.ones(30_000, device=rank.device)
 
@@ -264,7 +267,7 @@ def no_memory_between_the_exchanges(rank: Rank) -> None:
 
     with _of_any_size(), pytest.MonkeyPatch.context() as patch:
         if rank.rank == 0:
-            patch.setattr(device_wire, "_gather", lacks)
+            patch.setattr(device_wire, "_of_bytes", lacks)
         error = lossycoll.EngineError if rank.rank == 0 else lossycoll.AbortedError
         with pytest.raises(error, match=r"float32\[30000\].*no memory for it: out of memory"):
             call()

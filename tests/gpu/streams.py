@@ -258,9 +258,9 @@ def the_host_is_not_blocked_by_a_late_rank(rank: Rank) -> None:
 
 def _waits_by_stream() -> bool:
     """Whether the layer that serves the device says that streams can wait for the engine."""
-    from lossycoll.devices import layer_of
+    from lossycoll.devices.registry import device_of
 
-    layer: Any = layer_of(torch.zeros(1, device="cuda"))
+    layer: Any = device_of(torch.zeros(1, device="cuda")).layer
     return bool(getattr(layer, "waits_by_stream", True))
 
 

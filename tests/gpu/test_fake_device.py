@@ -160,13 +160,13 @@ def rank_has_no_memory(rank: int, world: int) -> tuple[str, str]:
     import torch
     import torch.distributed as dist
 
-    from lossycoll.devices.registry import layer_of
+    from lossycoll.devices.registry import device_of
     from tests.support import fake_device
 
     fake_device.install(seed=rank)
     init(timeout=20)
     tensor = torch.ones(3000)
-    layer: Any = layer_of(tensor)
+    layer: Any = device_of(tensor).layer
     layer.refuses_memory = rank == 0
 
     def call() -> None:

@@ -15,8 +15,8 @@ CALLS = (
     ),
     mutation(
         "a freed tensor is served like one before",
-        "lossycoll/backend/repeats.py",
-        "        address != 0\n        and tensor.is_cpu\n",
+        "lossycoll/backend/tensors.py",
+        "        storage != 0\n        and tensor.is_cpu\n",
         "        tensor.is_cpu\n",
         "tests/backend/test_wrapped_tensors.py::test_what_has_no_memory_is_refused_on_that_rank_alone",
     ),

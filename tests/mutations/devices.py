@@ -68,7 +68,7 @@ DEVICES = (
     mutation(
         "a split group that forgets the other backend",
         "lossycoll/backend/process_group.py",
-        "configured=self._dispatcher.devices.configured,",
+        "configured=self._devices.configured(),",
         'configured="",',
         "tests/backend/test_devices.py::test_tensors_of_another_backends_device_go_there",
     ),

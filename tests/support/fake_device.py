@@ -218,7 +218,7 @@ class PoisonedMemory(HostMemory):
 def synchronize() -> None:
     """Waits until the fake device, if there is one, has done all that it was given."""
     if "cpu" in registry.factories:
-        layer: Any = registry.layer_of(torch.empty(0))
+        layer: Any = registry.device_of(torch.empty(0)).layer
         for lane in layer.lanes:
             for stream in lane:
                 stream.record().wait()
@@ -227,6 +227,6 @@ def synchronize() -> None:
 
 def install(*, waits_by_stream: bool = True, seed: int = 0) -> None:
     """From now on CPU tensors of this process lie on the fake device."""
-    registry.Device.pool_type = PoisonedMemory
+    registry.HostMemory = PoisonedMemory  # type: ignore[attr-defined]
     registry.factories["cpu"] = lambda _: FakeLayer(waits_by_stream=waits_by_stream, seed=seed)
-    registry.forget()
+    registry._devices.clear()

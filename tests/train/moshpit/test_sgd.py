@@ -147,13 +147,13 @@ def test_an_outer_optimizer(swarms: list[Swarm]) -> None:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """CPU tensors of this process lie on a device whose copies are late and memory poisoned."""
-    monkeypatch.setattr(registry.Device, "pool_type", registry.Device.pool_type)
+    monkeypatch.setattr(registry, "HostMemory", registry.HostMemory)
     monkeypatch.setitem(registry.factories, "cpu", lambda _: pytest.fail("not installed"))
     fake_device.install()
     yield
     fake_device.synchronize()
     monkeypatch.undo()
-    registry.forget()
+    registry._devices.clear()
 
 
 HOWS_ON_A_DEVICE: dict[str, dict[str, Any]] = {

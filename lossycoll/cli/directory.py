@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import threading
 
 from lossycoll.plan.grid import parse
 from lossycoll.runtime.keys.secret import find_secret
 
-from .launcher import EXIT_FAILED
+from .launcher import CommandError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +43,7 @@ def run(options: argparse.Namespace) -> int:
         waits = 0.0 if options.new else BEGIN_SECONDS
         server = DirectoryServer(host, port, secret, shape=shape, waits=waits)
     except RendezvousError as error:
-        print(f"lossycoll directory: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        raise CommandError(str(error)) from None
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *rest: ended.set())

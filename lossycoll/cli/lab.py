@@ -32,7 +32,7 @@ from lossycoll.lab.network import LINK_FIELDS, PORT_FIELDS, Network
 from lossycoll.lab.profiles import PROFILES, profile
 
 from .argtypes import real
-from .launcher import Interrupted, exit_status, must_be_writable, save
+from .launcher import Interrupted, must_be_writable, save
 
 NUMBERS: Final = {
     "loss": "share of packets lost, on every link within a site, as in 0.01 or 1%%",
@@ -85,7 +85,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="how long ranks have to end when one has failed (%(default)g s)",
     )
     parser.add_argument(
-        "--counters", metavar="PATH", help="write what was counted and what took packets, as JSON"
+        "--counters",
+        type=Path,
+        metavar="PATH",
+        help="write what was counted and what took packets, as JSON",
     )
     parser.add_argument(
         "--mbit",
@@ -118,13 +121,12 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _run(chosen: argparse.Namespace) -> int:
     if not chosen.words:
-        print("lossycoll lab: nothing to run; write a command after --", file=sys.stderr)
-        return 2
+        raise OptionError("nothing to run; write a command after --")
     network = network_of(chosen)
     steps = steps_of(chosen.at, network)
     tcp.placed(chosen.tcp, network)
     if chosen.counters:
-        must_be_writable(Path(chosen.counters))
+        must_be_writable(chosen.counters)
     backend = backends.choose(network, *(later for _, _, later in steps), name=chosen.backend)
     with _stoppable(), Lab(network, backend=backend) as lab:
         _say([f"{_described(network)}, backend {lab.backend}", *report.network(network)])
@@ -145,8 +147,6 @@ def _run(chosen: argparse.Namespace) -> int:
         "took": [asdict(row) for row in report.rows(counters)],
         "tcp": report.tcp_data(took[0]) if took else None,
     }
-    counters_file = Path(chosen.counters) if chosen.counters else None
-    unsaved = save(counters_file, json.dumps(data, indent=1))
     if chosen.json:
         print(json.dumps(data))
     _say(_traffic(counters) if network.shape.has_levels else ())
@@ -158,7 +158,7 @@ def _run(chosen: argparse.Namespace) -> int:
         )
         _say([f"{unasked} {text}"])
     _say(f"rank {one.rank} ended with status {one.status}" for one in ended if one.code)
-    return exit_status("lab", max(one.status for one in ended), unsaved)
+    return save(chosen.counters, json.dumps(data, indent=1), max(one.status for one in ended))
 
 
 def _step(lab: Lab, when: float, text: str, network: Network) -> None:

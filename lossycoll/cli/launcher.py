@@ -22,18 +22,31 @@ from typing import Any
 POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 15
 EXIT_FAILED = 1
+EXIT_USAGE = 2  # as argparse's
+EXIT_INTERRUPTED = 130
+"""Status that a shell reports for a program that SIGINT ended."""
 
 
-class LaunchError(RuntimeError):
+class CommandError(RuntimeError):
+    """The reason why a command ends, in one line, and the program's exit status."""
+
+    status = EXIT_FAILED
+
+
+class LaunchError(CommandError):
     """A rank failed; the text ends with what it wrote last."""
 
 
-class Interrupted(RuntimeError):
+class Interrupted(CommandError):
     """The user or the system asked the job to stop; its ranks are gone."""
 
+    status = EXIT_INTERRUPTED
 
-class Unwritable(RuntimeError):
+
+class Unwritable(CommandError):
     """There is no writing to where the results are to go."""
+
+    status = EXIT_USAGE
 
 
 def must_be_writable(file: Path, *, make_folder: bool = False) -> None:
@@ -51,23 +64,16 @@ def must_be_writable(file: Path, *, make_folder: bool = False) -> None:
         raise Unwritable(f"cannot write to {file}: {error.strerror}") from error
 
 
-def save(file: Path | None, text: str) -> Unwritable | None:
-    """Writes results. Returns why that failed, for :func:`exit_status`: they are printed first."""
+def save(file: Path | None, text: str, status: int = 0) -> int:
+    """Writes results that have been printed, and returns the command's ``status``. Unwritable has
+    that status, too, where it tells of a failure of the command itself."""
     try:
         if file is not None:
             file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        return Unwritable(f"{file} can't be written: {error.strerror}")
-    return None
-
-
-def exit_status(command: str, status: int, unsaved: Unwritable | None) -> int:
-    """Status of a command that has printed its results. Raises ``unsaved``, but only says so where
-    ``status`` has a failure of the command itself to tell."""
-    if unsaved is not None and not status:
-        raise unsaved
-    if unsaved is not None:
-        print(f"lossycoll {command}: {unsaved}", file=sys.stderr)
+        unsaved = Unwritable(f"{file} can't be written: {error.strerror}")
+        unsaved.status = status or EXIT_USAGE
+        raise unsaved from None
     return status
 
 

@@ -16,13 +16,11 @@ from lossycoll.errors import LabError, OptionError
 
 from . import directory, keygen, lab, plan_threshold, rekey, report, status, top, trial
 from .bench import command as bench
-from .bench.nccl import NcclMissing
 from .demo import command as demo
 from .doctor import command as doctor
-from .launcher import EXIT_FAILED, Interrupted, LaunchError, Unwritable
+from .launcher import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 from .simulate import command as simulate
 
-EXIT_USAGE = 2  # as argparse's
 COMMANDS = {
     "demo": demo,
     "bench": bench,
@@ -39,18 +37,12 @@ COMMANDS = {
     "report": report,
 }
 TAKE_A_COMMAND = ("lab", "try")
-# What a shell reports for a program that SIGINT ended.
-EXIT_INTERRUPTED = 130
-# And for one that SIGPIPE ended.
 EXIT_UNREAD = 141
-
-
+"""Status that a shell reports for a program that SIGPIPE ended."""
 FIRST_WORDS = f"""\
 usage: lossycoll COMMAND [OPTIONS], where COMMAND is one of {", ".join(COMMANDS)}
 try "lossycoll doctor" first, then "lossycoll demo"; "lossycoll --help" says what each does
 """
-
-
 NEGATIVE: Final = re.compile(r"-(\.?\d|inf\b|nan\b)", re.IGNORECASE)
 
 
@@ -140,11 +132,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_UNREAD
     except KeyboardInterrupt:
         return _complain(options.command, "stopped", EXIT_INTERRUPTED)
-    except Interrupted as error:
-        return _complain(options.command, error, EXIT_INTERRUPTED)
-    except (LaunchError, LabError, NcclMissing) as error:
+    except CommandError as error:
+        return _complain(options.command, error, error.status)
+    except LabError as error:
         return _complain(options.command, error, EXIT_FAILED)
-    except (OptionError, Unwritable) as error:
+    except OptionError as error:
         return _complain(options.command, error, EXIT_USAGE)
     return status
 

@@ -7,7 +7,6 @@ import html
 import io
 import json
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from lossycoll.runtime.world.job_status import ALIVE, in_words
 
-from .launcher import EXIT_FAILED, Unwritable, must_be_writable
+from .launcher import CommandError, must_be_writable, save
 from .plotting import pyplot
 from .status import BAD_LOSS, NOT_THERE
 
@@ -58,26 +57,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        jobs = read_files(options.files)
-        job = chosen(jobs, options.session)
-    except NoFigures as error:
-        print(f"lossycoll report: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    job = chosen(read_files(options.files), options.session)
     must_be_writable(options.output)
     plt = pyplot(Console(stderr=True))
     figures = draw(plt, charts_of(job), job.seconds) if plt is not None else []
-    try:
-        options.output.write_text(page_of(job, figures), encoding="utf-8")
-    except OSError as error:
-        raise Unwritable(f"{options.output} can't be written: {error.strerror}") from None
+    save(options.output, page_of(job, figures))
     print(f"{options.output}: {len(job.ranks)} ranks, {in_words(job.seconds)}, {job.lines} lines")
     for line in findings(job):
         print(f"  {line}")
     return 0
 
 
-class NoFigures(Exception):
+class NoFigures(CommandError):
     """A file has no figures of a job."""
 
 
@@ -356,7 +347,7 @@ def page_of(job: Job, figures: Sequence[str]) -> str:
     parts.append("<ul>" + "".join(f"<li>{html.escape(one)}</li>" for one in said) + "</ul>")
     parts += figures or ["<p>No charts: matplotlib is missing.</p>"]
     parts += ["<h2>Ranks</h2>", _ranks(job), "<h2>Links, at the end</h2>", _links(job)]
-    return "\n".join([*parts, "</body></html>\n"])
+    return "\n".join([*parts, "</body></html>"])
 
 
 def _ranks(job: Job) -> str:

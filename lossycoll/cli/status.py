@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,7 +37,7 @@ from lossycoll.runtime.world.queries import NoAnswer, ask_job, ask_stacks
 from lossycoll.runtime.world.rank_states import RankState
 from lossycoll.runtime.world.status_answer import CALLS, STATUS
 
-from .launcher import EXIT_FAILED, Unwritable
+from .launcher import CommandError, Unwritable
 
 Job = dict[str, Any]
 PLACE_HELP: Final = (
@@ -59,7 +58,7 @@ LEAST_MISSING = 0.0005
 """Shares below are shown as 0.0%."""
 
 
-class Unreachable(Exception):
+class Unreachable(CommandError):
     """Nothing can be learnt there."""
 
 
@@ -91,13 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        if options.flight_recorder is not None:
-            return _write_calls(find_records(options.place, calls=True), options.flight_recorder)
-        found = look(options.place)
-    except Unreachable as error:
-        print(f"lossycoll status: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    if options.flight_recorder is not None:
+        _write_calls(find_records(options.place, calls=True), options.flight_recorder)
+        return 0
+    found = look(options.place)
     if options.stacks:
         for job in found.jobs:
             _add_stacks(job)
@@ -126,7 +122,7 @@ def look(place: str | None) -> Found:
     return Found([], [], [{"address": place_text(host, port), "peers": list(names)}])
 
 
-def _write_calls(records: Sequence[Record], folder: Path) -> int:
+def _write_calls(records: Sequence[Record], folder: Path) -> None:
     sessions = sorted({record.session for record in records})
     if len(sessions) != 1:
         raise Unreachable(
@@ -146,7 +142,6 @@ def _write_calls(records: Sequence[Record], folder: Path) -> int:
         + (f"; {missing} tell nothing: add --allow-incomplete-ranks" if missing else "")
         + f"\npython -m torch.distributed.flight_recorder.fr_trace {folder}"
     )
-    return 0
 
 
 def find_jobs(place: str | None) -> list[Job]:

@@ -10,7 +10,6 @@ import json
 import math
 import re
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -20,18 +19,11 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 
 from .argtypes import inject_text, real, shares, whole
-from .launcher import (
-    EXIT_FAILED,
-    LaunchError,
-    exit_status,
-    must_be_writable,
-    run_ranks,
-    save,
-    scratch,
-)
+from .launcher import EXIT_FAILED, LaunchError, must_be_writable, run_ranks, save, scratch
 
 DEFAULT_LOSSES: Final = "0,0.01,0.05"
 NOT_FINITE: Final = r"(?i:nan|inf(?:inity)?)"
@@ -95,10 +87,7 @@ def _metric(text: str) -> str:
 
 def run(chosen: argparse.Namespace) -> int:
     """``chosen.words``: the command after "--"."""
-    problem = _unusable(chosen.words, chosen.unseparated)
-    if problem:
-        print(f"lossycoll try: {problem}", file=sys.stderr)
-        return 2
+    _check_command(chosen.words, chosen.unseparated)
     for loss in chosen.losses:
         Options(inject=inject_text(loss, chosen.burst, 1) or "")
     if chosen.out:
@@ -110,7 +99,6 @@ def run(chosen: argparse.Namespace) -> int:
             errors.print(f"loss {loss:g}, seed {seed}", highlight=False)
             trials.append(trial(chosen, loss, seed))
     text = json.dumps({"metric": chosen.metric, "trials": [data(one) for one in trials]})
-    unsaved = save(chosen.out, text)
     if chosen.json:
         print(text)
     else:
@@ -118,7 +106,7 @@ def run(chosen: argparse.Namespace) -> int:
     for complaint in complaints(trials, chosen.metric):
         errors.print(f"lossycoll try: {complaint}", highlight=False, markup=False)
     bad = any(one.failure or one.value is None or lossless(one) for one in trials)
-    return exit_status("try", EXIT_FAILED if bad else 0, unsaved)
+    return save(chosen.out, text, EXIT_FAILED if bad else 0)
 
 
 def data(one: Trial) -> dict[str, Any]:
@@ -132,14 +120,15 @@ def lossless(one: Trial) -> bool:
     return one.loss > 0 and one.dropped == 0 and not one.failure
 
 
-def _unusable(words: Sequence[str] | None, unseparated: Sequence[str]) -> str:
+def _check_command(words: Sequence[str] | None, unseparated: Sequence[str]) -> None:
     if unseparated:
-        return f"write -- before the command, as in -- {' '.join(unseparated)}"
+        raise OptionError(f"write -- before the command, as in -- {' '.join(unseparated)}")
     if not words:
-        return "nothing to run; write a command after --, as in -- python train.py"
+        raise OptionError("nothing to run; write a command after --, as in -- python train.py")
     if shutil.which(words[0]) is None:
-        return f"there is no program {words[0]!r} to run; a script takes its python before it"
-    return ""
+        raise OptionError(
+            f"there is no program {words[0]!r} to run; a script takes its python before it"
+        )
 
 
 def trial(chosen: argparse.Namespace, loss: float, seed: int) -> Trial:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from lossycoll.cli.argtypes import inject_text, names, real, share, shares, whole
 from lossycoll.cli.demo.report import percentile
-from lossycoll.cli.launcher import EXIT_FAILED, exit_status, launch, must_be_writable, save, scratch
+from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, save, scratch
 from lossycoll.cli.plotting import pyplot
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import algorithm_names
@@ -107,23 +107,23 @@ def run(options: argparse.Namespace) -> int:
     config, environment = configuration(options), environment_of(options)
     measured = measure(config, options.ranks, environment, console)
     results = summarize(measured, options)
-    unsaved = save(options.out, json.dumps(results, indent=1))
     if options.json:
         print(json.dumps(results))
     else:
         console.print(table(results))
         for line in labels(results):
             console.print(line, markup=False)
+    wrong = [row for row in results["rows"] if row["verified"] is False]
+    for row in wrong:
+        errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
+    status = save(options.out, json.dumps(results, indent=1), EXIT_FAILED if wrong else 0)
     if options.report:
         loss = None
         if options.backend != ("nccl",):  # which has no ranks on the CPU
             with console.status("time against loss") as status:
                 loss = loss_sweep.measure(options, config, environment, status.update)
         report(measured, results, loss, options.report, errors)
-    wrong = [row for row in results["rows"] if row["verified"] is False]
-    for row in wrong:
-        errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
-    return exit_status("bench", EXIT_FAILED if wrong else 0, unsaved)
+    return status
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
@@ -279,7 +279,7 @@ def report(
     }
     rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
     whole_results = {**results, "rows": rows, "loss": loss}
-    exit_status("bench", 0, save(folder / "bench.json", json.dumps(whole_results)))
+    save(folder / "bench.json", json.dumps(whole_results))
     if (plt := pyplot(errors)) is not None:
         from .plot import draw
 

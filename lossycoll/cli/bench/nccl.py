@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lossycoll.cli.launcher import CommandError
+
 SHARED: Final = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 """For ranks that share a GPU: neither CUDA's nor the host's shared memory joins "hosts"."""
 _VIA = re.compile(r"Channel .* via ([A-Za-z0-9]+(?:/[A-Za-z]+)*)")
 
 
-class NcclMissing(RuntimeError):
+class NcclMissing(CommandError):
     """NCCL can't run here; the text says what it needs and doesn't find."""
 
 

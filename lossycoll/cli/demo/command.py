@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lossycoll.cli.argtypes import inject_text, names, real, share, whole
-from lossycoll.cli.launcher import exit_status, launch, must_be_writable, save
+from lossycoll.cli.launcher import launch, must_be_writable, save
 from lossycoll.cli.plotting import pyplot
 
 from . import report
@@ -63,14 +63,13 @@ def run(options: argparse.Namespace) -> int:
     for name in options.runs:
         results["runs"][name] = _one_run(demo_runs()[name], options, console)
     report.compare(results["runs"])
-    unsaved = save(saved, json.dumps(results, indent=1))
     if options.json:
         print(json.dumps(results))
     else:
         console.print(report.table(results["runs"]))
         for line in report.remarks(results["runs"]):
             console.print(line, highlight=False)
-    exit_status("demo", 0, unsaved)
+    save(saved, json.dumps(results, indent=1))
     console.print(f"figures: {saved}", highlight=False)
     plot = options.out / "demo.png"
     if (plt := pyplot(errors)) is not None:

@@ -10,11 +10,16 @@ import re
 import socket
 import sys
 import time
+import timeit
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+if TYPE_CHECKING:
+    from lossycoll.options.fields import Options
 
 UDP_SEGMENT = 103  # from <linux/udp.h>; Python's socket module has no names for these
 UDP_GRO = 104
@@ -34,35 +39,31 @@ class Severity(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
+    """What a check found; ``advice``: what to change, unless all is well."""
+
     name: str
-    status: Severity
     found: str
+    status: Severity = Severity.OK
     advice: str = ""
 
 
-def good_if(good: bool, name: str, found: str, otherwise: Severity, advice: str) -> Finding:
-    return Finding(name, Severity.OK, found) if good else Finding(name, otherwise, found, advice)
+Findings: TypeAlias = Iterator[Finding]
 
 
-def system() -> list[Finding]:
+def warn_unless(good: bool, name: str, found: str, advice: str) -> Finding:
+    return Finding(name, found) if good else Finding(name, found, Severity.WARN, advice)
+
+
+def fail_unless(good: bool, name: str, found: str, advice: str) -> Finding:
+    return Finding(name, found) if good else Finding(name, found, Severity.FAIL, advice)
+
+
+def system() -> Findings:
     release = f"{platform.system()} {platform.release()} ({platform.machine()})"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return [
-        good_if(
-            sys.platform == "linux",
-            "kernel",
-            release,
-            Severity.FAIL,
-            "lossycoll runs on Linux only",
-        ),
-        good_if(
-            (cores or 1) > 1,
-            "cores",
-            str(cores),
-            Severity.WARN,
-            "the engine's thread and the training share one core; give the process two",
-        ),
-    ]
+    yield fail_unless(sys.platform == "linux", "kernel", release, "lossycoll runs on Linux only")
+    advice = "the engine's thread and the training share one core; give the process two"
+    yield warn_unless((cores or 1) > 1, "cores", str(cores), advice)
 
 
 PACKAGE: Final = "lossycoll"
@@ -75,15 +76,13 @@ _VERSION: Final = re.compile(
 )
 
 
-def versions() -> list[Finding]:
+def versions() -> Findings:
     """Versions of Python and torch: a process group's methods change with torch's releases."""
     import torch
 
     python, wanted = metadata.metadata(PACKAGE)["Requires-Python"] or "", torch_versions()
-    return [
-        _version("Python", platform.python_version(), python, f"use a Python {python}"),
-        _version("torch", torch.__version__, wanted, f'pip install "torch{wanted}"'),
-    ]
+    yield _version("Python", platform.python_version(), python, f"use a Python {python}")
+    yield _version("torch", torch.__version__, wanted, f'pip install "torch{wanted}"')
 
 
 def torch_versions() -> str:
@@ -96,10 +95,10 @@ def torch_versions() -> str:
 
 def _version(name: str, version: str, wanted: str, advice: str) -> Finding:
     try:
-        return good_if(admits(wanted, version), name, version, Severity.FAIL, advice)
+        return fail_unless(admits(wanted, version), name, version, advice)
     except ValueError as error:
-        unread = f"see for yourself whether it is in {wanted}: {error}"
-        return Finding(name, Severity.WARN, version, unread)
+        advice = f"see for yourself whether it is in {wanted}: {error}"
+        return Finding(name, version, Severity.WARN, advice)
 
 
 def admits(wanted: str, version: str) -> bool:
@@ -132,72 +131,73 @@ def _numbers(release: str) -> list[int]:
     return found
 
 
-def engine() -> list[Finding]:
+def engine() -> Findings:
     try:
         from lossycoll.runtime.engine.host import probe, version
     except ImportError as error:
         advice = "install lossycoll again with a C compiler present: pip install --force-reinstall"
-        return [Finding("native engine", Severity.FAIL, f"does not load: {error}", advice)]
-    offered = ", ".join(probe()) or "no fast path"
-    return [Finding("native engine", Severity.OK, f"{version()}; offers {offered}")]
+        yield Finding("native engine", f"does not load: {error}", Severity.FAIL, advice)
+    else:
+        offered = ", ".join(probe()) or "no fast path"
+        yield Finding("native engine", f"{version()}; offers {offered}")
 
 
-def entry_point() -> list[Finding]:
+def entry_point() -> Findings:
     import torch.distributed as dist
 
-    installed = [
-        point.value for point in metadata.entry_points(group="torch.backends", name="lossycoll")
-    ]
-    if not installed:
+    points = list(metadata.entry_points(group="torch.backends", name="lossycoll"))
+    if not points:
         advice = "install the package, do not only put it on PYTHONPATH: pip install lossycoll"
-        return [Finding("entry point", Severity.FAIL, "none in group torch.backends", advice)]
+        yield Finding("entry point", "none in group torch.backends", Severity.FAIL, advice)
+        return
     advice = "torch did not load the entry point"
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         advice = "unset TORCH_DEVICE_BACKEND_AUTOLOAD, or import lossycoll after torch"
     known = dist.is_available() and dist.is_backend_available("lossy")
-    found = f"{installed[0]}; backend lossy is {'known' if known else 'unknown'} to torch"
-    return [good_if(known, "entry point", found, Severity.FAIL, advice)]
+    found = f"{points[0].value}; backend lossy is {'known' if known else 'unknown'} to torch"
+    yield fail_unless(known, "entry point", found, advice)
 
 
-def options() -> list[Finding]:
-    """LOSSYCOLL_* variables are read when a group is made; better to hear of a slip now."""
+def effective_options() -> Options | None:
+    """Options of a job that is started from here; None where they are refused."""
     from lossycoll.errors import OptionError
     from lossycoll.options.fields import Options
 
-    names = sorted(name for name in os.environ if name.startswith("LOSSYCOLL_"))
-    found = " ".join(map(_shown, names)) or "none set"
     try:
-        effective = Options.from_env()
-    except OptionError as error:
-        return [Finding("variables", Severity.FAIL, found, str(error))]
-    advice = "LOSSYCOLL_INJECT drops packets on purpose: unset it to train for real"
-    return [good_if(not effective.inject, "variables", found, Severity.WARN, advice)]
+        return Options.from_env()
+    except OptionError:
+        return None
 
 
-def _shown(name: str) -> str:
-    """A variable, with its value only if it is an option's: another may be the secret, or a slip
-    for it, and what is printed here is shown to others."""
+def options() -> Findings:
+    """LOSSYCOLL_* variables are read when a group is made; better to hear of a slip now."""
+    from lossycoll.errors import OptionError
     from lossycoll.options.fields import Options
     from lossycoll.options.schema import variable
 
-    known = name in {variable(entry.name) for entry in dataclasses.fields(Options)}
-    return f"{name}={os.environ[name]}" if known else f"{name} (set)"
+    # Others may be the secret, or a slip for it, and what is printed here is shown to others.
+    shown = {variable(entry.name) for entry in dataclasses.fields(Options)}
+    names = sorted(name for name in os.environ if name.startswith("LOSSYCOLL_"))
+    found = " ".join(f"{n}={os.environ[n]}" if n in shown else f"{n} (set)" for n in names)
+    try:
+        injects = bool(Options.from_env().inject)
+    except OptionError as error:
+        yield Finding("variables", found, Severity.FAIL, str(error))
+    else:
+        advice = "LOSSYCOLL_INJECT drops packets on purpose: unset it to train for real"
+        yield warn_unless(not injects, "variables", found or "none set", advice)
 
 
-def clock() -> list[Finding]:
+def clock() -> Findings:
     path = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource")
     source = path.read_text().strip() if path.exists() else "unknown"
-    started = time.monotonic_ns()
-    for _ in range(10_000):
-        time.monotonic_ns()
-    cost = (time.monotonic_ns() - started) / 10_000
+    cost = 1e9 * timeit.timeit(time.monotonic_ns, number=10_000) / 10_000
     advice = f"reading {source} enters the kernel; boot with clocksource=tsc where it is stable"
     good = source not in SLOW_CLOCKS and cost < SLOW_CLOCK_NS
-    return [good_if(good, "clock", f"{source}, {cost:.0f} ns per read", Severity.WARN, advice)]
+    yield warn_unless(good, "clock", f"{source}, {cost:.0f} ns per read", advice)
 
 
-def socket_buffers() -> list[Finding]:
-    out = []
+def socket_buffers() -> Findings:
     for name, option, limit in (
         ("receive buffer", socket.SO_RCVBUF, "rmem_max"),
         ("send buffer", socket.SO_SNDBUF, "wmem_max"),
@@ -209,58 +209,48 @@ def socket_buffers() -> list[Finding]:
             got = udp.getsockopt(socket.SOL_SOCKET, option) // 2
         found = f"asked {WANTED_BUFFER >> 10} KiB, got {got >> 10} KiB (default {before >> 11} KiB)"
         advice = f"as root: sysctl -w net.core.{limit}={WANTED_BUFFER} (and in /etc/sysctl.d)"
-        out.append(good_if(got >= WANTED_BUFFER, name, found, Severity.WARN, advice))
-    return out
+        yield warn_unless(got >= WANTED_BUFFER, name, found, advice)
 
 
-def offloads() -> list[Finding]:
-    out = []
+def offloads() -> Findings:
     for name, option, value, since in (
         ("UDP GSO (send)", UDP_SEGMENT, 1448, "4.18"),
         ("UDP GRO (receive)", UDP_GRO, 1, "5.0"),
     ):
+        found = "yes"
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp:
             try:
                 udp.setsockopt(socket.IPPROTO_UDP, option, value)
-                found, good = "yes", True
             except OSError as error:
-                found, good = f"no: {error.strerror}", False
+                found = f"no: {error.strerror}"
         advice = f"needs Linux {since} or newer; without it each packet is a trip to the kernel"
-        out.append(good_if(good, name, found, Severity.WARN, advice))
-    return out
+        yield warn_unless(found == "yes", name, found, advice)
 
 
-def interfaces() -> list[Finding]:
+def interfaces() -> Findings:
     from lossycoll.errors import InterfaceError
     from lossycoll.runtime.net.interfaces import mtu_of
 
-    out = []
+    found = False
     for _, name in socket.if_nameindex():
-        try:
+        with contextlib.suppress(InterfaceError):  # gone since it was listed
             size = mtu_of(name)
-        except InterfaceError:  # gone since it was listed
-            continue
-        said = f"MTU {size}"
-        # A container may have no /sys, or that of another network.
-        with contextlib.suppress(OSError):
-            said += f", {(SYSTEM_NET / name / 'operstate').read_text().strip()}"
-        out.append(
-            good_if(
-                size >= 1280,
-                f"interface {name}",
-                said,
-                Severity.WARN,
-                f"small packets cost time: ip link set dev {name} mtu 1500",
-            )
-        )
-    return out or [Finding("interfaces", Severity.FAIL, "none", "bring one up: ip link set lo up")]
+            said = f"MTU {size}"
+            # A container may have no /sys, or that of another network.
+            with contextlib.suppress(OSError):
+                said += f", {(SYSTEM_NET / name / 'operstate').read_text().strip()}"
+            advice = f"small packets cost time: ip link set dev {name} mtu 1500"
+            yield warn_unless(size >= 1280, f"interface {name}", said, advice)
+            found = True
+    if not found:
+        yield Finding("interfaces", "none", Severity.FAIL, "bring one up: ip link set lo up")
 
 
-def host_name() -> list[Finding]:
+def host_name() -> Findings:
     name = socket.gethostname()
     try:
         found, good = f"{name} is {socket.gethostbyname(name)}", True
     except OSError:
         found, good = f"{name} does not resolve", False
     advice = "gloo looks it up: add it to /etc/hosts, or set GLOO_SOCKET_IFNAME"
-    return [good_if(good, "host name", found, Severity.WARN, advice)]
+    yield warn_unless(good, "host name", found, advice)

@@ -1,7 +1,7 @@
 """Choices of a job that is started from this environment, made now.
 
-Without an interface or with options that are refused there is no job; those have a line of
-their own, and the checks that need them have nothing to say.
+Without an interface or with options that are refused there is no job; those have a line of their
+own, and the checks that need them have nothing to say.
 """
 
 from __future__ import annotations
@@ -11,52 +11,47 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from .checks import Finding, Severity, good_if
+from .checks import Finding, Findings, Severity, effective_options, fail_unless, warn_unless
 
 if TYPE_CHECKING:
     from lossycoll.options.fields import Options
-    from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
     from lossycoll.runtime.net.interfaces import Interface
     from lossycoll.runtime.net.rdma_ports import Port
 
 ENOUGH_PORTS = 64
 
 
-def chosen_interface() -> list[Finding]:
-    """Interface as backend/group_steps.py chooses it, with the master from MASTER_ADDR only."""
+def network() -> Findings:
+    """Interface as backend/group_steps.py chooses it, with the master from MASTER_ADDR only, and
+    whether it has the packets and ports of the options."""
     from lossycoll.errors import InterfaceError
     from lossycoll.runtime.net.interfaces import choose
 
-    options = _options()
+    options = effective_options()
     if options is None:
-        return []
+        return
     master = os.environ.get("MASTER_ADDR")
     why = f"routes to {master or 'the outside'}" if options.interface == "auto" else "as asked for"
     try:
         interface = choose(options.interface, master)
     except InterfaceError as error:
         found = f"none for {options.interface!r}"
-        return [Finding("interface in use", Severity.FAIL, found, str(error))]
-    return [Finding("interface in use", Severity.OK, f"{interface}, {why}")]
+        yield Finding("interface in use", found, Severity.FAIL, str(error))
+        return
+    yield Finding("interface in use", f"{interface}, {why}")
+    if options.mtu:
+        found = f"{options.mtu} asked for; {interface.name} has {interface.mtu}"
+        advice = (
+            "packets would be cut into fragments, and one lost fragment loses the packet: "
+            f"set LOSSYCOLL_MTU to {interface.mtu} or less, or unset it"
+        )
+        yield warn_unless(options.mtu <= interface.mtu, "MTU in use", found, advice)
+    if options.ports != (0, 0):
+        yield _port_range(options, interface)
 
 
-def mtu() -> list[Finding]:
-    options, interface = _options(), _interface()
-    if options is None or interface is None or options.mtu == 0:
-        return []
-    found = f"{options.mtu} asked for; {interface.name} has {interface.mtu}"
-    advice = (
-        "packets would be cut into fragments, and one lost fragment loses the packet: "
-        f"set LOSSYCOLL_MTU to {interface.mtu} or less, or unset it"
-    )
-    return [good_if(options.mtu <= interface.mtu, "MTU in use", found, Severity.WARN, advice)]
-
-
-def port_range() -> list[Finding]:
+def _port_range(options: Options, interface: Interface) -> Finding:
     """Check that the range holds this machine's ranks, and name its gaps."""
-    options, interface = _options(), _interface()
-    if options is None or interface is None or options.ports == (0, 0):
-        return []
     ranks = local_ranks()
     enough = max(ENOUGH_PORTS, 2 * ranks)
     udp = _free(interface, options.ports, socket.SOCK_DGRAM, enough)
@@ -64,39 +59,14 @@ def port_range() -> list[Finding]:
     more = " or more" if max(udp, tcp) >= enough else ""
     found = (
         f"{options.port_range} at {interface.address}: {udp} UDP, {tcp} TCP{more} free, for "
-        f"{_counted(ranks, 'rank')} on this machine"
+        f"{ranks} rank{'s' * (ranks > 1)} on this machine"
     )
     advice = (
         f"widen LOSSYCOLL_PORT_RANGE: each of the {ranks} ranks of this machine takes a UDP and a "
         f"TCP port; run the doctor under torchrun, or with LOCAL_WORLD_SIZE, for it to know how "
         f"many ranks there are"
     )
-    return [good_if(min(udp, tcp) >= ranks, "port range", found, Severity.FAIL, advice)]
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _options() -> Options | None:
-    from lossycoll.errors import OptionError
-    from lossycoll.options.fields import Options
-
-    try:
-        return Options.from_env()
-    except OptionError:
-        return None
-
-
-def _interface() -> Interface | None:
-    from lossycoll.errors import InterfaceError
-    from lossycoll.runtime.net.interfaces import choose
-
-    options = _options()
-    try:
-        return choose(options.interface, os.environ.get("MASTER_ADDR")) if options else None
-    except InterfaceError:
-        return None
+    return fail_unless(min(udp, tcp) >= ranks, "port range", found, advice)
 
 
 def local_ranks() -> int:
@@ -126,22 +96,22 @@ def _free(
     return free
 
 
-TOKEN = "doctor"
-NAME = "memory sharing"
+MEMORY_SHARING = "memory sharing"
 
 
-def memory_sharing() -> list[Finding]:
+def memory_sharing() -> Findings:
     from lossycoll.runtime.engine.host import shared_bytes
     from lossycoll.runtime.net.machine import memory_room, this_machine
 
-    advice = "ranks of this machine use UDP among themselves, which is slower"
     try:
         this_machine()
-        reason = _attempt()
+        reason = _hand_over()
     except OSError as error:
         reason = str(error)
     if reason:
-        return [Finding(NAME, Severity.WARN, f"no: {reason}", advice)]
+        advice = "ranks of this machine use UDP among themselves, which is slower"
+        yield Finding(MEMORY_SHARING, f"no: {reason}", Severity.WARN, advice)
+        return
     ranks = local_ranks()
     room, wanted = memory_room(), ranks * shared_bytes(ranks)
     advice = (
@@ -151,58 +121,45 @@ def memory_sharing() -> list[Finding]:
     found = f"yes, among processes of user {os.geteuid()} in this network namespace"
     if room < 1 << 60:
         found += f"; {room / 2**30:.1f} GiB of memory free"
-    return [good_if(room >= wanted, NAME, found, Severity.WARN, advice)]
+    yield warn_unless(room >= wanted, MEMORY_SHARING, found, advice)
 
 
-def _attempt() -> str:
+def _hand_over() -> str:
     """Why descriptors can't be handed over; empty if they can."""
-    from lossycoll.runtime.net.descriptor_exchange import DescriptorExchange
-
-    with contextlib.ExitStack() as undo:
-        ends = [DescriptorExchange(1) for _ in range(2)]
-        for end in ends:
-            undo.callback(end.close)
-        asleep, wake = os.pipe()
-        undo.callback(os.close, asleep)
-        undo.callback(os.close, wake)
-        memory = _sealed_memory()
-        undo.callback(os.close, memory)
-        return _hand_over(ends[0], ends[1], (memory, wake))
-
-
-def _hand_over(
-    sender: DescriptorExchange, receiver: DescriptorExchange, descriptors: tuple[int, int]
-) -> str:
-    failed = sender.send(0, TOKEN, {1: receiver.name}, descriptors)
-    receiver.take(TOKEN, [0])
-    reasons = [*failed.values(), *receiver.refused.values()]
-    return "" if 0 in receiver.taken else (reasons or ["nothing came"])[0]
-
-
-def _sealed_memory() -> int:
     import fcntl
 
-    from lossycoll.runtime.net.descriptor_exchange import F_SEAL_FUTURE_WRITE, SEALS
+    from lossycoll.runtime.net.descriptor_exchange import (
+        F_SEAL_FUTURE_WRITE,
+        SEALS,
+        DescriptorExchange,
+    )
 
-    memory = os.memfd_create("lossycoll-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(memory, 4096)
-    fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS | F_SEAL_FUTURE_WRITE)
-    return memory
+    token = "doctor"
+    with contextlib.ExitStack() as undo:
+        sender, receiver = (
+            undo.enter_context(contextlib.closing(DescriptorExchange(1))) for _ in range(2)
+        )
+        memory = os.memfd_create("lossycoll-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        asleep, wake = os.pipe()
+        for descriptor in (memory, asleep, wake):
+            undo.callback(os.close, descriptor)
+        os.ftruncate(memory, 4096)
+        fcntl.fcntl(memory, fcntl.F_ADD_SEALS, SEALS | F_SEAL_FUTURE_WRITE)
+        failed = sender.send(0, token, {1: receiver.name}, (memory, wake))
+        receiver.take(token, [0])
+        reasons = [*failed.values(), *receiver.refused.values()]
+        return "" if 0 in receiver.taken else (reasons or ["nothing came"])[0]
 
 
-def rdma() -> list[Finding]:
-    from lossycoll.errors import OptionError
+def rdma() -> Findings:
     from lossycoll.options.fields import Options
     from lossycoll.runtime.net.rdma_ports import ports
 
     have = ports()
     if not have:
-        return [Finding("RDMA", Severity.OK, "no devices; packets go by UDP")]
-    try:
-        options = Options.from_env()
-    except OptionError:
-        options = Options()  # the variables have their own line
-    return [_port(port, options) for port in have]
+        yield Finding("RDMA", "no devices; packets go by UDP")
+    for port in have:
+        yield _port(port, effective_options() or Options())
 
 
 def _port(port: Port, options: Options) -> Finding:
@@ -212,15 +169,15 @@ def _port(port: Port, options: Options) -> Finding:
 
     name = f"RDMA {port}"
     if port.state != ACTIVE:
-        return Finding(name, Severity.OK, f"{port.layer}, {port.state}: it is not used")
+        return Finding(name, f"{port.layer}, {port.state}: it is not used")
     gids = usable_gids(port)
     if not gids:
         advice = "give its interface an IP address, so that it has a GID of RoCE v2"
-        return Finding(name, Severity.WARN, f"{port.layer}, no GID of RoCE v2", advice)
+        return Finding(name, f"{port.layer}, no GID of RoCE v2", Severity.WARN, advice)
     try:
         opened = VerbsPort(port.device, port.number, gids[0].index, library=options.libibverbs)
     except EngineError as error:
-        return Finding(name, Severity.WARN, f"{port.layer}, not usable", str(error))
+        return Finding(name, f"{port.layer}, not usable", Severity.WARN, str(error))
     opened.close()
     found = (
         f"{port.layer}, GID {', '.join(map(str, gids))}; datagrams of {opened.mtu} bytes, "
@@ -230,4 +187,4 @@ def _port(port: Port, options: Options) -> Finding:
         f"{opened.queue_wanted} datagrams should have room: raise ulimit -l, LimitMEMLOCK= of "
         f"systemd, or --ulimit memlock=-1 of a container"
     )
-    return good_if(opened.queue == opened.queue_wanted, name, found, Severity.WARN, advice)
+    return warn_unless(opened.queue == opened.queue_wanted, name, found, advice)

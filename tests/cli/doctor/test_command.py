@@ -110,7 +110,8 @@ def test_packets_larger_than_an_interface_of_1500_takes(monkeypatch: pytest.Monk
     found = []
     for size in ("0", "1500", "1501"):
         monkeypatch.setenv("LOSSYCOLL_MTU", size)
-        found.append([(one.status, "1500" in one.advice) for one in job_environment.mtu()])
+        sizes = [one for one in job_environment.network() if one.name == "MTU in use"]
+        found.append([(one.status, "1500" in one.advice) for one in sizes])
     assert found == [[], [(Severity.OK, False)], [(Severity.WARN, True)]]
 
 
@@ -202,13 +203,13 @@ def test_a_check_that_raises_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(doctor, "CHECKS", (falls_ill,))
     (finding,) = doctor.examine()
-    assert finding == Finding("falls ill", Severity.FAIL, "LookupError: no such bone")
+    assert finding == Finding("falls ill", "LookupError: no such bone", Severity.FAIL)
 
 
 def test_advice_is_printed_whole() -> None:
     advice = "sysctl -w net.core.rmem_max=4194304 " * 5
     console = Console(width=60, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    doctor.show([Finding("receive buffer", Severity.WARN, "small", advice)], console)
+    doctor.show([Finding("receive buffer", "small", Severity.WARN, advice)], console)
     assert advice in console.export_text()
 
 
@@ -250,7 +251,7 @@ def test_a_bad_variable_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.in_clear
 def test_what_seals_is_shown_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loopback, "SLOW_GB_S", 1e6)
-    assert loopback.sealing()[0].status is Severity.WARN
+    assert next(loopback.sealing()).status is Severity.WARN
     monkeypatch.setattr(loopback, "SLOW_GB_S", 0.0)
     (found,) = loopback.sealing()
     assert found.status is Severity.OK, found

@@ -49,6 +49,6 @@ def test_what_is_missing_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -
     assert unknown.status == Severity.WARN
     assert "libibverbs doesn't know the device: install its provider" in unknown.advice
     monkeypatch.setenv("LOSSYCOLL_LIBIBVERBS", "/no/such/library.so")
-    assert "there is no libibverbs: install libibverbs1" in rdma()[1].advice
+    assert "there is no libibverbs: install libibverbs1" in list(rdma())[1].advice
     monkeypatch.setenv("LOSSYCOLL_MTU", "x")  # which has a line of its own
-    assert len(rdma()) == 2
+    assert len(list(rdma())) == 2

@@ -179,13 +179,12 @@ class Meeting:
         task.add_done_callback(self._tasks.discard)
 
     async def _listen(self) -> None:
-        with socket.socket(self._family, socket.SOCK_STREAM) as listener:
-            try:
-                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                listener.bind(("", self._port))
-                listener.listen(MOST_PENDING)
-            except OSError:  # another doctor of this host has it: connecting is enough
-                return
+        listener = socket.socket(self._family, socket.SOCK_STREAM)
+        with listener, contextlib.suppress(OSError):
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Where another doctor of this host has the port, connecting is enough.
+            listener.bind(("", self._port))
+            listener.listen(MOST_PENDING)
             listener.setblocking(False)
             while True:
                 end, place = await asyncio.get_running_loop().sock_accept(listener)

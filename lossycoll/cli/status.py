@@ -328,7 +328,7 @@ def _slow_calls(job: Mapping[str, Any]) -> list[str]:
         return []  # a rank that doesn't tell may be late
     calls: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for rank in job["ranks"]:
-        is_long = (rank["call_seconds"] or 0.0) >= LONG_SECONDS
+        is_long = rank["state"] == ALIVE and (rank["call_seconds"] or 0.0) >= LONG_SECONDS
         if is_long and not rank["waits_for"] and rank["call_number"] is not None:
             name = rank["call_group"], rank["call_number"], rank["call"]
             calls.setdefault(name, []).append(rank)

@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lossycoll.runtime.world.job_status import ALIVE, STATES, in_words, is_over
+from lossycoll.runtime.world.job_status import ALIVE, DEAD, LEFT, STATES, in_words, is_over
 
 from .argtypes import real
 from .launcher import EXIT_FAILED
@@ -95,6 +95,11 @@ def _by(rank: Rank) -> str:
     return ",".join(kinds) + ("*" if rank["sealed"] else "")
 
 
+def _wait(rank: Rank) -> str:
+    is_over = rank["call"] is None or rank["state"] in (DEAD, LEFT)
+    return "" if is_over else in_words(rank["call_seconds"])
+
+
 def _waits(rank: Rank) -> str:
     found = rank["waits_for"]
     return ",".join(map(str, found[:4])) + (f"+{len(found) - 4}" if len(found) > 4 else "")
@@ -107,7 +112,7 @@ GAP: Final = 2
 COLUMNS: Final = (
     Column("rank", lambda rank: str(rank["rank"]), 0),
     Column("state", lambda rank: rank["state"], 0, False),
-    Column("for", lambda r: in_words(r["call_seconds"]) if r["call"] else "", 0),
+    Column("for", _wait, 0),
     Column("waits", _waits, 0, False),
     CALL,
     Column("step", lambda r: in_words(r["step_seconds"]) if r["step_seconds"] else "", 80),

@@ -246,17 +246,12 @@ def _job(job: Mapping[str, Any]) -> str:
 
 
 def swarms_as_text(found: Found) -> list[str]:
-    return [
-        *(swarm_as_text(swarm) for swarm in found.swarms),
-        *(directory_as_text(directory) for directory in found.directories),
-    ]
-
-
-def directory_as_text(directory: Mapping[str, Any]) -> str:
-    """A swarm, as its directory tells of it: the peers of all machines."""
-    names = directory["peers"]
-    head = f"swarm with the directory {directory['address']}: {_counted(len(names), 'peer')}"
-    return "\n".join([head, *(f"peer {name}" for name in names)])
+    parts = [*map(swarm_as_text, found.swarms)]
+    for directory in found.directories:
+        names = directory["peers"]
+        head = f"swarm with the directory {directory['address']}: {_counted(len(names), 'peer')}"
+        parts.append("\n".join([head, *(f"peer {name}" for name in names)]))
+    return parts
 
 
 def _counted(number: int, noun: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,7 +18,6 @@ from rich.text import Text
 from lossycoll.runtime.world.job_status import ALIVE, DEAD, LEFT, STATES, in_words, is_over
 
 from .argtypes import real
-from .launcher import EXIT_FAILED
 from .status import PLACE_HELP, Found, Job, Unreachable, culprits, look, no_job, swarms_as_text
 
 Rank = Mapping[str, Any]
@@ -41,22 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     console = Console()
     if options.once or not console.is_terminal:
-        shown, found = screen(options.place, console.width, None)
-        console.print(shown)
-        return 0 if found else EXIT_FAILED
+        console.print(view(look(options.place), console.width, None))
+        return 0
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            shown, _ = screen(options.place, console.width, console.height)
+            try:
+                shown = view(look(options.place), console.width, console.height)
+            except Unreachable as error:
+                shown = Group(Text(str(error)))
             live.update(shown, refresh=True)
             time.sleep(options.every)
-
-
-def screen(place: str | None, width: int, height: int | None) -> tuple[Group, bool]:
-    try:
-        found = look(place)
-    except Unreachable as error:
-        return Group(Text(str(error))), False
-    return view(found, width, height), True
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +186,12 @@ def _fitting(cells: Mapping[Column, Sequence[str]], width: int) -> dict[Column, 
 
 def worst_first(job: Job) -> list[Rank]:
     """Ranks that others wait for, those that are not alive, then by loss and time in a call."""
-    waited: dict[int, int] = {}
-    for rank in job["ranks"]:
-        for other in rank["waits_for"]:
-            waited[other] = waited.get(other, 0) + 1
+    waited = Counter(other for rank in job["ranks"] for other in rank["waits_for"])
 
     def order(rank: Rank) -> tuple[Any, ...]:
         loss = round(_worst_link(rank).get("loss", 0.0), 2)
         seconds = rank["call_seconds"] or 0.0
         state = STATES.index(rank["state"])
-        return -waited.get(rank["rank"], 0), state, -loss, -round(seconds), rank["rank"]
+        return -waited[rank["rank"]], state, -loss, -round(seconds), rank["rank"]
 
     return sorted(job["ranks"], key=order)

@@ -73,6 +73,14 @@ def names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
     return parse
 
 
+def human(size: int) -> str:
+    """A size in bytes, as people write it."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size / scale:g} {unit}"
+    return f"{size} B"
+
+
 def inject_text(
     loss: float, burst: float, seed: int, links: Mapping[tuple[int, int], float] | None = None
 ) -> str | None:

@@ -17,8 +17,12 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EVENTS, RESULT = "events.jsonl", "ranks.json"
 POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 15
 EXIT_FAILED = 1
@@ -78,18 +82,35 @@ def save(file: Path | None, text: str, status: int = 0) -> int:
 
 
 @contextlib.contextmanager
+def progress(
+    console: Console, label: str, total: int
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar that shows how far ranks are, and takes their events: ``done``, and a ``note``."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]:<20}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as shown:
+        task = shown.add_task(label, total=total, note="starting ranks")
+        yield lambda event: shown.update(task, completed=event["done"], note=event["note"])
+
+
+@contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """A temporary folder. It stays when a rank fails: the error points to the logs in it."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    failed = False
-    try:
-        yield folder
-    except LaunchError:
-        failed = True
-        raise
-    finally:
-        if not failed:
-            shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as undo:
+        folder = tempfile.mkdtemp(prefix=prefix)
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            yield Path(folder)
+        except LaunchError:
+            undo.pop_all()
+            raise
 
 
 class EventWriter:
@@ -113,21 +134,33 @@ def launch(
     ranks: int,
     folder: Path,
     environment: Mapping[str, str | None],
-    on_event: Callable[[dict[str, Any]], None],
-) -> None:
-    """Runs ``module`` on ``ranks`` ranks and returns when all of them have ended well.
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> Any:
+    """Runs ``module`` on ``ranks`` ranks until all of them have ended well, and returns what rank 0
+    has written to ranks.json beside its configuration; None: nothing.
 
     ``folder`` receives the configuration, the events and each rank's output. A value
     of None in ``environment`` takes that variable away from the ranks.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    events = folder / "events.jsonl"
-    events.write_text("", encoding="utf-8")
-    config_file = folder / "config.json"
-    config_file.write_text(json.dumps({**config, "events": str(events)}), encoding="utf-8")
-    command = [sys.executable, "-u", "-m", module, str(config_file)]
-    with _follow(events, on_event):
+    command = [sys.executable, "-u", "-m", module, prepare(folder, config)]
+    with _follow(folder / EVENTS, on_event):
         run_ranks(command, ranks=ranks, folder=folder, environment=environment)
+    return outcome(folder)
+
+
+def prepare(folder: Path, config: Mapping[str, object]) -> str:
+    """Writes the configuration of ranks, and returns its path."""
+    (folder / RESULT).unlink(missing_ok=True)
+    events, file = folder / EVENTS, folder / "config.json"
+    events.write_text("", encoding="utf-8")
+    file.write_text(json.dumps({**config, "events": str(events)}), encoding="utf-8")
+    return str(file)
+
+
+def outcome(folder: Path) -> Any:
+    file = folder / RESULT
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
 def run_ranks(

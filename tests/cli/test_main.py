@@ -175,7 +175,7 @@ def test_refuses_a_place_that_cannot_be_written_before_it_starts(
     def started(*_: object, **__: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr(getattr(cli, command), "launch", started)
+    monkeypatch.setattr(launcher, "run_ranks", started)
     # A folder where the file is to go; demo names the folder, bench the file.
     (tmp_path / "a-folder" / "demo.json").mkdir(parents=True)
     out = tmp_path / place

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.common.report import fill, markdown, write_json
 from benchmarks.common.results import Result
-from lossycoll.cli.bench.command import human
+from lossycoll.cli.argtypes import human
 
 from . import plot, verdict
 from .cells import MIB, RAW, RAW_BASE, RAW_SIZES, WIRES, goal

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lossycoll.cli.argtypes import inject_text, names, real, share, shares, whole
+from lossycoll.cli.argtypes import human, inject_text, names, real, share, shares, whole
 from lossycoll.cli.demo.report import percentile
-from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, save, scratch
+from lossycoll.cli.launcher import EXIT_FAILED, must_be_writable, progress, save
 from lossycoll.cli.plotting import pyplot
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import algorithm_names
@@ -183,31 +182,8 @@ def measure(
     Raises LaunchError when one fails, NcclMissing before the start where NCCL can't run."""
     if "nccl" in config["backends"]:
         bench_nccl.choose([bench_nccl.look()] * ranks)
-    progress = Progress(
-        TextColumn("{task.description:<18}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
-    )
-    with scratch("lossycoll-bench-") as folder:
-        with progress:
-            task = progress.add_task("starting ranks", total=len(config["sizes"]))
-
-            def on_event(event: dict[str, Any]) -> None:
-                label = "all-reduce " + human(event["bytes"])
-                progress.update(task, description=label, completed=event["done"])
-
-            launch(
-                "lossycoll.cli.bench.worker",
-                config,
-                ranks=ranks,
-                folder=folder,
-                environment=environment,
-                on_event=on_event,
-            )
-        measured: dict[str, Any] = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
-    return measured
+    with progress(console, "bench", len(config["sizes"])) as on_event:
+        return loss_sweep.run_here(config, ranks, environment, on_event)
 
 
 def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -337,10 +313,3 @@ def labels(results: dict[str, Any]) -> list[str]:
     lines = [f"{name}: {label}" for name, label in results["measured"].items()]
     how = ", ".join(nccl["transports"]) or "its account doesn't say what"
     return [*lines, f"NCCL {nccl['version']} on {nccl['gpu']}, connected by {how}"]
-
-
-def human(size: int) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:g} {unit}"
-    return f"{size} B"

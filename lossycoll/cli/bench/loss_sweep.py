@@ -7,18 +7,25 @@ backend receives, which gloo doesn't feel.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lossycoll.cli.argtypes import inject_text
 from lossycoll.cli.demo.report import percentile
-from lossycoll.cli.launcher import LaunchError, last_lines, launch, on_one_machine, scratch
+from lossycoll.cli.launcher import (
+    LaunchError,
+    last_lines,
+    launch,
+    on_one_machine,
+    outcome,
+    prepare,
+    scratch,
+)
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
 
+WORKER = "lossycoll.cli.bench.worker"
 DEFAULT = "0,0.001,0.01,0.05"
 MBIT, ONE_WAY_MS, QUEUE_MS = 1000.0, 10.0, 25.0
 """The laboratory's network: a good wide-area path, as in benchmarks/studies/lossy_links."""
@@ -63,10 +70,10 @@ def measure(
         }
         if lacking:
             inject = inject_text(loss, 1, options.seed)
-            found = _by_injection(own, options.ranks, {**environment, "LOSSYCOLL_INJECT": inject})
+            found = run_here(own, options.ranks, {**environment, "LOSSYCOLL_INJECT": inject})
         else:
             without = {**environment, "LOSSYCOLL_INJECT": None}
-            found = _in_a_laboratory(own, network(options.ranks, loss), without)
+            found = _run_in_laboratory(own, network(options.ranks, loss), without)
         steps = found["steps"] or steps
         injected += (found["traffic"] or {}).get("packets_injected", 0)
         rows += [_row(loss, name, times) for name, times in found["sizes"][0]["seconds"].items()]
@@ -96,44 +103,36 @@ def describe(lacking: str) -> str:
     return f"laboratory, {MBIT:g} Mbit/s, {2 * ONE_WAY_MS:g} ms there and back, all packets alike"
 
 
-def _by_injection(
-    config: Mapping[str, Any], ranks: int, environment: Mapping[str, str | None]
+def run_here(
+    config: Mapping[str, Any],
+    ranks: int,
+    environment: Mapping[str, str | None],
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
+    """What the benchmark's ranks measure on this machine."""
     with scratch("lossycoll-bench-") as folder:
-        launch(
-            "lossycoll.cli.bench.worker",
+        found: dict[str, Any] = launch(
+            WORKER,
             config,
             ranks=ranks,
             folder=folder,
             environment=environment,
-            on_event=lambda _: None,
+            on_event=on_event,
         )
-        return _result(folder)
+        return found
 
 
-def _in_a_laboratory(
+def _run_in_laboratory(
     config: Mapping[str, Any], wanted: Network, environment: Mapping[str, str | None]
 ) -> dict[str, Any]:
+    # A host has one interface, and the laboratory names it.
+    own = {k: v for k, v in on_one_machine().items() if k != "GLOO_SOCKET_IFNAME"}
     with scratch("lossycoll-bench-") as folder, Lab(wanted) as lab:
-        file = folder / "config.json"
-        file.write_text(json.dumps({**config, "events": str(folder / "events.jsonl")}))
-        command: Sequence[str] = [
-            sys.executable,
-            "-m",
-            "lossycoll.cli.bench.worker",
-            str(file),
-        ]
-        # A host has one interface, and the laboratory names it.
-        own = {k: v for k, v in on_one_machine().items() if k != "GLOO_SOCKET_IFNAME"}
-        ended = lab.run(command, {**own, **environment}, timeout=RANK_SECONDS)
-        for rank in ended:
+        command = [sys.executable, "-m", WORKER, prepare(folder, config)]
+        for rank in lab.run(command, {**own, **environment}, timeout=RANK_SECONDS):
             if rank.code:
                 last = last_lines(rank.output)
                 text = f"rank {rank.rank} failed in the laboratory with exit code {rank.code}"
                 raise LaunchError("\n".join([text, *("  " + line for line in last)]))
-        return _result(folder)
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
-    return found
+        found: dict[str, Any] = outcome(folder)
+        return found

@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
+from lossycoll.cli.argtypes import human
 from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
-from lossycoll.cli.launcher import EventWriter
+from lossycoll.cli.launcher import RESULT, EventWriter
 from lossycoll.options.fields import Options
 from lossycoll.plan.codec import ENCODED, codec_of, phases
 
@@ -317,11 +318,11 @@ def main() -> None:
 
     def on_size(size: int, done: int) -> None:
         if report is not None:
-            report.write(bytes=size, done=done)
+            report.write(done=done, note=f"all-reduce {human(size)}")
 
     measured = take_part(config, on_size)
     if report is not None:
-        (path.parent / "ranks.json").write_text(json.dumps(measured), encoding="utf-8")
+        (path.parent / RESULT).write_text(json.dumps(measured), encoding="utf-8")
         report.close()
     dist.destroy_process_group()
 

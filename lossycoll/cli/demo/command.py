@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lossycoll.cli.argtypes import inject_text, names, real, share, whole
-from lossycoll.cli.launcher import launch, must_be_writable, save
+from lossycoll.cli.launcher import launch, must_be_writable, progress, save
 from lossycoll.cli.plotting import pyplot
 
 from . import report
@@ -113,32 +112,15 @@ def _one_run(run: DemoRun, options: argparse.Namespace, console: Console) -> dic
         # Loopback would take packets of 64 KiB, of which a loss would be another matter.
         "LOSSYCOLL_MTU": str(options.mtu),
     }
-    folder = options.out / run.name
-    progress = Progress(
-        TextColumn("{task.description:<16}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]:<20}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
+    label = f"{run.name}, {loss:.0%} lost" if loss else run.name
     started = time.monotonic()
-    with progress:
-        label = f"{run.name}, {loss:.0%} lost" if loss else run.name
-        task = progress.add_task(label, total=options.steps, note="starting ranks")
-
-        def on_event(event: dict[str, Any]) -> None:
-            if event["kind"] == "step":
-                note = f"loss {event['loss']:.3f}"
-                progress.update(task, completed=event["step"], note=note)
-
-        launch(
+    with progress(console, label, options.steps) as on_event:
+        ranks = launch(
             "lossycoll.cli.demo.worker",
             config,
             ranks=options.ranks,
-            folder=folder,
+            folder=options.out / run.name,
             environment=environment,
             on_event=on_event,
         )
-    ranks = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
     return report.summarize(ranks, run.backend, loss, time.monotonic() - started)

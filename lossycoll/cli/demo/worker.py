@@ -14,7 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import lossycoll
-from lossycoll.cli.launcher import EventWriter
+from lossycoll.cli.launcher import RESULT, EventWriter
 
 from . import methods
 from .corpus import draw, load
@@ -156,7 +156,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
         step_seconds.append(time.perf_counter() - started)
         train_losses.append(loss.item())
         if report is not None:
-            report.write(kind="step", step=step, loss=train_losses[-1])
+            report.write(done=step, note=f"loss {train_losses[-1]:.3f}")
         # Of the replica itself, not DDP's wrapper: that one may start collectives of its own.
         if step in validated_at:
             if rank == 0 or step == config.steps:
@@ -210,16 +210,14 @@ def init_group(config: TrainConfig) -> None:
 def main() -> None:
     """Trains as the configuration says; rank 0 writes all ranks' figures beside it."""
     path = Path(sys.argv[1])
-    known = {field.name for field in fields(TrainConfig)}
-    values = json.loads(path.read_text(encoding="utf-8"))
-    config = TrainConfig(**{name: value for name, value in values.items() if name in known})
+    config = TrainConfig(**json.loads(path.read_text(encoding="utf-8")))
     torch.set_num_threads(1)
     init_group(config)
     figures = train(config)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, figures)
     if dist.get_rank() == 0:
-        (path.parent / "ranks.json").write_text(json.dumps(gathered), encoding="utf-8")
+        (path.parent / RESULT).write_text(json.dumps(gathered), encoding="utf-8")
     # DDP's wrapper is part of a reference cycle. While it lives, so do gloo's threads, and one
     # that frees a tensor while the interpreter is going down aborts the process.
     gc.collect()

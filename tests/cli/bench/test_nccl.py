@@ -144,15 +144,9 @@ def test_ranks_measure_sums_that_are_right(tmp_path: Path) -> None:
         "compute_seconds": 0,
         "step_seconds": 0.05,
     }
-    launch(
-        "lossycoll.cli.bench.worker",
-        config,
-        ranks=2,
-        folder=tmp_path,
-        environment={},
-        on_event=lambda _: None,
+    measured = launch(
+        "lossycoll.cli.bench.worker", config, ranks=2, folder=tmp_path, environment={}
     )
-    measured = json.loads((tmp_path / "ranks.json").read_text())
     assert [entry["wrong"] for entry in measured["sizes"]] == [{"lossy": 0, "gloo": 0}] * 2
     assert measured["measured"] == {"lossy": "CPU tensors", "gloo": "CPU tensors"}
     assert measured["nccl"] is None

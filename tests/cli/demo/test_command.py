@@ -164,7 +164,6 @@ def test_failing_rank_is_quoted(tmp_path: Path) -> None:
             ranks=2,
             folder=tmp_path,
             environment={"LOSSYCOLL_TEST_ONLY": None},
-            on_event=lambda event: None,
         )
 
 

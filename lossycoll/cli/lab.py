@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from lossycoll.errors import OptionError
 from lossycoll.lab import backends, leftovers, network_io, report, tcp, verify
@@ -32,6 +32,8 @@ from lossycoll.lab.network import LINK_FIELDS, PORT_FIELDS, Network
 from lossycoll.lab.profiles import PROFILES, profile
 
 from .argtypes import real
+from .doctor.checks import Finding, Severity
+from .doctor.command import show
 from .launcher import Interrupted, must_be_writable, save
 
 NUMBERS: Final = {
@@ -124,14 +126,15 @@ def _run(chosen: argparse.Namespace) -> int:
         raise OptionError("nothing to run; write a command after --")
     network = network_of(chosen)
     steps = steps_of(chosen.at, network)
-    tcp.placed(chosen.tcp, network)
+    flows = [_flows(text) for text in chosen.tcp]
+    tcp.placed(flows, network)
     if chosen.counters:
         must_be_writable(chosen.counters)
     backend = backends.choose(network, *(later for _, _, later in steps), name=chosen.backend)
     with _stoppable(), Lab(network, backend=backend) as lab:
         _say([f"{_described(network)}, backend {lab.backend}", *report.network(network)])
         changes = [(step[0], partial(_step, lab, *step)) for step in steps]
-        with tcp.running(lab, chosen.tcp) as took:
+        with tcp.running(lab, flows) as took:
             ended = lab.run(
                 chosen.words,
                 timeout=chosen.timeout,
@@ -153,10 +156,8 @@ def _run(chosen: argparse.Namespace) -> int:
     _say(report.took(counters))
     _say(report.tcp(took[0]) if took else ())
     if unasked := sum(host.unasked for host in counters.hosts):
-        text = (
-            "packets were lost that nobody asked for: the job sent more than this machine carries"
-        )
-        _say([f"{unasked} {text}"])
+        lost = "packets were lost that nobody asked for"
+        _say([f"{unasked} {lost}: the job sent more than this machine carries"])
     _say(f"rank {one.rank} ended with status {one.status}" for one in ended if one.code)
     return save(chosen.counters, json.dumps(data, indent=1), max(one.status for one in ended))
 
@@ -219,9 +220,8 @@ def _stoppable() -> Iterator[None]:
 def _verify(chosen: argparse.Namespace) -> int:
     network = network_of(chosen)
     rows = []
-    table = Table(box=None, pad_edge=False)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
+    columns = (Column(heading, justify="right", no_wrap=True) for heading in HEADINGS)
+    table = Table(*columns, box=None, pad_edge=False)
     with _stoppable(), Lab(network, backend=chosen.backend) as lab:
         backend = lab.backend
         for row in verify.verify(lab, mbit=chosen.mbit):
@@ -272,12 +272,8 @@ def _check(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps([asdict(one) for one in findings]))
     else:
-        table = Table(box=None, pad_edge=False)
-        for _ in range(3):
-            table.add_column(overflow="fold")
-        for one in findings:
-            table.add_row("[green]ok[/]" if one.good else "[yellow]no[/]", one.name, one.found)
-        Console().print(table, highlight=False)
+        severity = {True: Severity.OK, False: Severity.WARN}
+        show([Finding(one.name, one.found, severity[one.good]) for one in findings], Console())
     return 0 if backends.can_run(findings) else 1
 
 
@@ -353,25 +349,27 @@ def _add_network(command: argparse.ArgumentParser) -> None:
 
 
 def add_numbers(parser: argparse._ActionsContainer, table: Mapping[str, str]) -> None:
-    """An option for each field of links or ports in ``table``, which has what it means."""
+    """An option for each field of links or ports in ``table``, which has what it means; its value
+    may have a unit: :func:`numbers`."""
     for name, meaning in table.items():
-        kind = partial(_number, name)
-        parser.add_argument(_flag(name), type=kind, metavar="N", dest=name, help=meaning)
+        parser.add_argument(_flag(name), metavar="N", dest=name, help=meaning)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def numbers(options: argparse.Namespace, table: Mapping[str, str]) -> dict[str, float]:
+    """Values of the options of :func:`add_numbers` that are given. OptionError for none."""
+    return {name: _number(name, text) for name, text in given(options, table).items()}
 
 
 def _number(name: str, text: str) -> float:
     """``1%``, ``20ms``, ``1g``, or the same as plain numbers."""
-    try:
-        found = network_io.quantity(name, name, text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+    found = network_io.quantity(name, name, text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} isn't a number")
+        raise OptionError(f"{name} is {text!r}, wanted a number")
     return found
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _add_events(command: argparse.ArgumentParser) -> None:
@@ -390,7 +388,6 @@ def _add_events(command: argparse.ArgumentParser) -> None:
         "--tcp",
         action="append",
         default=[],
-        type=_flows,
         metavar="NAME[:COUNT[:A-B]][@SHARE]",
         help="flows of TCP with that congestion control that send while the job runs, from host A "
         "to host B (0-1, 1-2, and so on), as in cubic:2; with @20%% for a fifth of each second, "
@@ -436,16 +433,12 @@ def _changed(network: Network, text: str) -> Network:
 def _flows(text: str) -> tcp.Flows:
     """``cubic``, ``cubic:2``, ``cubic:2:0-1``, each with ``@20%`` behind it or not."""
     before, at, behind = text.partition("@")
-    share = _number("share", behind) if at else 1.0
     name, _, rest = before.partition(":")
     count, _, pair = rest.partition(":")
     if count and not count.isdecimal():
-        wanted = "NAME[:COUNT[:A-B]][@SHARE], as in cubic:2"
-        raise argparse.ArgumentTypeError(f"{text!r} isn't {wanted}")
-    try:
-        return tcp.Flows(name, int(count or 1), network_io.pair(pair) if pair else None, share)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise OptionError(f"--tcp {text!r} isn't NAME[:COUNT[:A-B]][@SHARE], as in cubic:2")
+    share = _number("share", behind) if at else 1.0
+    return tcp.Flows(name, int(count or 1), network_io.pair(pair) if pair else None, share)
 
 
 def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -456,19 +449,16 @@ def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 def network_of(options: argparse.Namespace) -> Network:
     """A profile or a file, changed by what else is written. OptionError for what can't be."""
     network = network_io.load(options.file) if options.file else profile(options.profile)
-    network = network.with_parts(**given(options, (*WHOLE, "ranks", "congestion", *NUMBERS)))
+    changes = given(options, (*WHOLE, "ranks", "congestion")) | numbers(options, NUMBERS)
+    network = network.with_parts(**changes)
     if options.wan is not None:
         if network.sites == 1:
             raise OptionError("--wan is what is between sites, and there is one; set --sites")
         network = network_io.wan(network, options.wan)
-    for text in options.link:
-        where, values = _split(text)
-        changes = network_io.values(values)
-        network = network.with_link(network_io.pair(where), **changes)
-    for text in options.port:
-        where, values = _split(text)
-        changes = network_io.values(values, network_io.PORT_RATE)
-        network = network.with_port(network_io.host(where), **changes)
+    for text in (*options.link, *options.port):
+        if ":" not in text:
+            raise OptionError(f"{text!r} isn't WHERE:NAME=N,...")
+        network = _changed(network, text)
     return network
 
 
@@ -480,13 +470,6 @@ def _ranks(text: str) -> int | tuple[int, ...]:
         wanted = "a whole number, or one for each host, as in 3,2"
         raise argparse.ArgumentTypeError(f"{text!r} isn't {wanted}") from None
     return numbers if len(numbers) > 1 else numbers[0]
-
-
-def _split(text: str) -> tuple[str, str]:
-    where, colon, values = text.partition(":")
-    if not colon:
-        raise OptionError(f"{text!r} isn't WHERE:NAME=N,...")
-    return where, values
 
 
 ACTIONS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], str]]] = {

@@ -49,11 +49,9 @@ class OwnersTrail:
         self._values = deque([_row(optimizer)], maxlen=MAX_AGE + 1)
         optimizer.register_step_post_hook(self._note)
 
-    @torch.no_grad()
     def _note(self, *_: Any) -> None:
         self._values.append(_row(self._optimizer))
 
-    @torch.no_grad()
     def expected_drift(self) -> float:
         """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
         values = _padded(self._values, MAX_AGE + 1)
@@ -84,16 +82,13 @@ class OwnSteps:
         optimizer.register_step_pre_hook(self._note_before)
         optimizer.register_step_post_hook(self._note_after)
 
-    @torch.no_grad()
     def _note_before(self, *_: Any) -> None:
         self._before = _row(self._optimizer)[::STRIDE]
 
-    @torch.no_grad()
     def _note_after(self, *_: Any) -> None:
         step = _row(self._optimizer)[::STRIDE] - self._before
         self._sums.append(self._sums[-1] + step)
 
-    @torch.no_grad()
     def expected_drift(self) -> float:
         """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
         sums = _padded(self._sums, self._period + 1)

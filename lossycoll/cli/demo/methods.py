@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from lossycoll.options.fields import Options
@@ -271,19 +272,11 @@ def wrap_sharded(
     return model, sharded
 
 
-def _wait_sharded(optimizer: Any) -> None:
-    """Parameters travel during the next forward pass, whose modules wait for their own."""
-    optimizer.wait_parameters()
-
-
-def _drift_of_sharded(optimizer: Optimizer, loss: float) -> Theory:
+def _drift_of_sharded(optimizer: Any, loss: float) -> Theory:
     """From how the owners' values move, and how many were missing."""
-    import lossycoll
-
     from .drift_theory import OwnersTrail
 
     del loss  # which says how many packets are lost, and not how many come back
-    assert isinstance(optimizer, lossycoll.ShardedOptimizer)
     return OwnersTrail(optimizer)
 
 
@@ -291,7 +284,8 @@ SHARDED: Final = Method(
     name="sharded",
     module=__name__,
     wrap=wrap_sharded,
-    wait=_wait_sharded,
+    # Parameters travel during the next forward pass, whose modules wait for their own.
+    wait=methodcaller("wait_parameters"),
     summary=(
         "parameters are sent, not gradients; a lost packet leaves a value that is a step or two old"
     ),

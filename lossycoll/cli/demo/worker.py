@@ -7,13 +7,13 @@ optimizer are prepared (:mod:`.methods`).
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -67,34 +67,12 @@ class TrainConfig:
 COUNTED: Final = ("packets_sent", "packets_missing", "packets_injected", "bytes_sent")
 
 
-class Traffic:
-    """Packets that training has sent and missed at this rank, without those of measuring it."""
-
-    def __init__(self, backend: str) -> None:
-        # torch's other backends don't count.
-        self._counts = backend == "lossy"
-        self._aside = dict.fromkeys(COUNTED, 0)
-
-    def _now(self) -> dict[str, int]:
-        figures = lossycoll.stats()
-        return {name: int(getattr(figures, name)) for name in COUNTED}
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """A context whose traffic isn't training's."""
-        if not self._counts:
-            yield
-            return
-        before = self._now()
-        yield
-        for name, value in self._now().items():
-            self._aside[name] += value - before[name]
-
-    def figures(self) -> dict[str, int] | None:
-        """So far, by counter; None for a backend that doesn't count."""
-        if not self._counts:
-            return None
-        return {name: value - self._aside[name] for name, value in self._now().items()}
+def traffic(config: TrainConfig) -> Counter[str]:
+    """Packets that this rank has sent and missed; torch's other backends don't count."""
+    if config.backend != "lossy":
+        return Counter()
+    figures = lossycoll.stats()
+    return Counter({name: int(getattr(figures, name)) for name in COUNTED})
 
 
 class Validation:
@@ -136,7 +114,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     report = EventWriter(config.events) if rank == 0 else None
     validated_at = {round(config.steps * i / MEASUREMENTS) for i in range(1, MEASUREMENTS + 1)}
     compared_at = compared_steps(config.steps) if config.loss else validated_at
-    traffic = Traffic(config.backend)
+    aside: Counter[str] = Counter()  # traffic of the measurements
 
     train_losses: list[float] = []
     step_seconds: list[float] = []
@@ -163,16 +141,19 @@ def train(config: TrainConfig) -> dict[str, Any]:
                 validation_curve.append((step, validation.loss(model)))
             dist.barrier()  # so that others wait here, and not within the next step
         if step in compared_at:
-            with traffic.aside():
-                drift_curve.append((step, drift_of(model, prepared.theory, config.loss)))
+            before = traffic(config)
+            drift_curve.append((step, drift_of(model, prepared.theory, config.loss)))
+            aside += traffic(config) - before
     if report is not None:
         report.close()
+    counted = traffic(config)
+    counted.subtract(aside)
     return {
         "train": train_losses,
         "validation": validation_curve,
         "drift": drift_curve,
         "step_seconds": step_seconds[UNTIMED_STEPS:] or step_seconds,
-        "traffic": traffic.figures(),
+        "traffic": counted or None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "corpus": {
             "train_files": corpus.train_files,

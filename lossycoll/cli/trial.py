@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
@@ -25,7 +25,6 @@ from lossycoll.options.fields import Options
 from .argtypes import inject_text, real, shares, whole
 from .launcher import EXIT_FAILED, LaunchError, must_be_writable, run_ranks, save, scratch
 
-DEFAULT_LOSSES: Final = "0,0.01,0.05"
 NOT_FINITE: Final = r"(?i:nan|inf(?:inity)?)"
 NUMBER: Final = rf"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{NOT_FINITE})"
 ENDS: Final = r"(?!\w|\.\w|,\d)"
@@ -47,11 +46,20 @@ class Trial:
     # how many groups of the backend "lossy" with a socket of their own rank 0 made. Without one
     # nothing is lost
     groups: int
-    # packets that injection dropped, over all ranks; None where no group reported it
-    dropped: int | None
+    dropped: int | None  # by injection, over all ranks; None where no group reported it
     seconds: float  # from the start of the ranks to their end
     failure: str = ""  # what ended the run; empty if it ended well
     unread: str = ""  # what stands behind the metric's last mention where that is no number
+
+    @property
+    def lossless(self) -> bool:
+        """True if a run that was to lose packets lost none."""
+        return self.loss > 0 and self.dropped == 0 and not self.failure
+
+    def as_json(self) -> dict[str, Any]:
+        """For JSON, which has neither NaN nor infinity: null stands for them."""
+        is_finite = self.value is not None and math.isfinite(self.value)
+        return {**asdict(self), "value": self.value if is_finite else None}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,16 +67,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--loss",
         type=shares,
-        default=shares(DEFAULT_LOSSES),
+        default="0,0.01,0.05",
         dest="losses",
-        help=f"shares of packets to drop, in rising order (default {DEFAULT_LOSSES})",
+        help="shares of packets to drop, in rising order (default %(default)s)",
     )
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
     add("--seeds", type=whole(1, 1000), default=1, help="runs for each loss (default 1)")
     add("--ranks", type=whole(2, 64), default=2, help="processes (default 2)")
     add(
         "--metric",
-        type=_metric,
         default="loss",
         metavar="NAME",
         help="rank 0 prints NAME=VALUE, NAME: VALUE or NAME VALUE, in a line, a dict, JSON or a "
@@ -79,15 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("unseparated", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def _metric(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the metric needs a name")
-    return text.strip()
-
-
 def run(chosen: argparse.Namespace) -> int:
     """``chosen.words``: the command after "--"."""
     _check_command(chosen.words, chosen.unseparated)
+    chosen.metric = chosen.metric.strip()
+    if not chosen.metric:
+        raise OptionError("the metric needs a name")
     for loss in chosen.losses:
         Options(inject=inject_text(loss, chosen.burst, 1) or "")
     if chosen.out:
@@ -98,26 +102,15 @@ def run(chosen: argparse.Namespace) -> int:
         for seed in range(1, chosen.seeds + 1):
             errors.print(f"loss {loss:g}, seed {seed}", highlight=False)
             trials.append(trial(chosen, loss, seed))
-    text = json.dumps({"metric": chosen.metric, "trials": [data(one) for one in trials]})
+    text = json.dumps({"metric": chosen.metric, "trials": [one.as_json() for one in trials]})
     if chosen.json:
         print(text)
     else:
         Console().print(table(trials, chosen.metric), highlight=False)
     for complaint in complaints(trials, chosen.metric):
         errors.print(f"lossycoll try: {complaint}", highlight=False, markup=False)
-    bad = any(one.failure or one.value is None or lossless(one) for one in trials)
+    bad = any(one.failure or one.value is None or one.lossless for one in trials)
     return save(chosen.out, text, EXIT_FAILED if bad else 0)
-
-
-def data(one: Trial) -> dict[str, Any]:
-    """A run for JSON, which has neither NaN nor infinity: null stands for them."""
-    finite = one.value is not None and math.isfinite(one.value)
-    return {**asdict(one), "value": one.value if finite else None}
-
-
-def lossless(one: Trial) -> bool:
-    """True if a run that was to lose packets lost none."""
-    return one.loss > 0 and one.dropped == 0 and not one.failure
 
 
 def _check_command(words: Sequence[str] | None, unseparated: Sequence[str]) -> None:
@@ -212,27 +205,18 @@ def summaries(trials: Sequence[Trial]) -> list[Summary]:
 def table(trials: Sequence[Trial], metric: str) -> Table:
     """A row per loss: the metric's mean and range, and how far it is from the first row's."""
     rows = summaries(trials)
-    out = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("dropped", metric, "from", "to", f"against {rows[0].loss:g}", "s", "failed"):
-        out.add_column(heading, justify="right", no_wrap=True)
+    names = ("dropped", metric, "from", "to", f"against {rows[0].loss:g}", "s", "failed")
+    columns = (Column(name, justify="right", no_wrap=True) for name in names)
+    out = Table(*columns, box=None, padding=(0, 2, 0, 0))
     base = rows[0].mean
     for row in rows:
-        mean = row.mean
-        known = mean is not None and base not in (None, 0.0) and row is not rows[0]
-        out.add_row(
-            f"{row.loss:g}",
-            "-" if mean is None else f"{mean:.6g}",
-            f"{min(row.values):.6g}" if row.values else "-",
-            f"{max(row.values):.6g}" if row.values else "-",
-            f"{_change(mean, base):+.2%}" if known else "-",
-            f"{row.seconds:.1f}",
-            str(row.failed or ""),
-        )
+        change, shown = "-", ["-"] * 3
+        if (mean := row.mean) is not None:
+            shown = [f"{value:.6g}" for value in (mean, min(row.values), max(row.values))]
+            if base and row is not rows[0]:
+                change = f"{(mean - base) / abs(base):+.2%}"
+        out.add_row(f"{row.loss:g}", *shown, change, f"{row.seconds:.1f}", str(row.failed or ""))
     return out
-
-
-def _change(value: Any, base: Any) -> float:
-    return float((value - base) / abs(base))
 
 
 def complaints(trials: Sequence[Trial], metric: str) -> list[str]:
@@ -256,7 +240,7 @@ def complaints(trials: Sequence[Trial], metric: str) -> list[str]:
             "rank 0 made no group of the backend lossy that says so, so perhaps nothing was lost: "
             'does the script call init_process_group("lossy")?'
         )
-    if any(lossless(one) for one in trials):
+    if any(one.lossless for one in trials):
         out.append(
             "no packet was dropped, so the table shows nothing of loss: does the script send few "
             "packets, or its gradients by another group?"

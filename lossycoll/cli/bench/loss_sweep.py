@@ -26,7 +26,6 @@ from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
 
 WORKER = "lossycoll.cli.bench.worker"
-DEFAULT = "0,0.001,0.01,0.05"
 MBIT, ONE_WAY_MS, QUEUE_MS = 1000.0, 10.0, 25.0
 """The laboratory's network: a good wide-area path, as in benchmarks/studies/lossy_links."""
 MOST_BYTES = 1 << 20

@@ -256,14 +256,12 @@ def _follow(path: Path, on_event: Callable[[dict[str, Any]], None]) -> Iterator[
 def _explain(failures: Mapping[int, Any], logs: Path) -> str:
     """The failure that came first is the cause; the others follow from it."""
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
+    said = (path.read_text("utf-8", "replace") for path in logs.rglob(f"{rank}/stderr.log"))
     text = f"rank {rank} failed with exit code {first.exitcode}; its output is under {logs}"
-    for path in sorted(logs.rglob(f"{rank}/stderr.log")):
-        lines = last_lines(path.read_text(encoding="utf-8", errors="replace"))
-        text = "\n".join([text, *("  " + line for line in lines)])
-    return text
+    return with_last_lines(text, "".join(said))
 
 
-def last_lines(output: str) -> list[str]:
-    """Those that tell why a rank failed. Behind them Triton's bindings may list what leaked."""
+def with_last_lines(text: str, output: str) -> str:
+    """A text, and what tells why a rank failed. Behind that Triton's bindings may list leaks."""
     said, _, _ = output.partition("nanobind: leaked")
-    return said.splitlines()[-LOG_TAIL_LINES:]
+    return "\n".join([text, *(f"  {line}" for line in said.splitlines()[-LOG_TAIL_LINES:])])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from lossycoll.cli.argtypes import human, inject_text, names, real, share, shares, whole
 from lossycoll.cli.demo.report import percentile
@@ -70,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """``4k,1m``: sizes in bytes, with binary units; ``nccl-tests``: :func:`sweep`'s."""
+    """``4k,1m``: sizes in bytes, with binary units; ``nccl-tests``: its own."""
     if text == NCCL_TESTS:
-        return sweep(8, 128 << 20, 2)
+        return tuple(8 << doubled for doubled in range(25))
     out = []
     for part in text.lower().split(","):
         found = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", part)
@@ -80,15 +80,6 @@ def sizes(text: str) -> tuple[int, ...]:
             raise argparse.ArgumentTypeError(f"{part!r} is not a size from 8 to 1g, such as 64k")
         # A multiple of eight is a whole number of elements of every dtype.
         out.append(int(found[1]) * UNITS[found[2]] // 8 * 8)
-    return tuple(out)
-
-
-def sweep(begin: int, end: int, factor: int) -> tuple[int, ...]:
-    """Sizes as nccl-tests' -b, -e and -f give them: from begin up to end at most, times factor."""
-    out = []
-    while begin <= end:
-        out.append(begin)
-        begin *= factor
     return tuple(out)
 
 
@@ -226,8 +217,7 @@ def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
                     "bytes": entry["bytes"],
                     "backend": name,
                     "iterations": len(times),
-                    "median_ms": 1e3 * medians[name],
-                    "p99_ms": 1e3 * percentile(times, 0.99),
+                    **loss_sweep.summary(times),
                     "after_compute_ms": 1e3 * percentile(after, 0.5) if after else None,
                     "algbw_gb_s": bandwidth,
                     "busbw_gb_s": bandwidth * factor,
@@ -266,12 +256,14 @@ def report(
 def table(results: dict[str, Any]) -> Table:
     chosen = results["options"]
     title = f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}; bandwidths in GB/s"
-    out = Table(title=title, box=None, padding=(0, 2, 0, 0))  # fits 80 columns
-    headings = ("size", "backend", "runs", "loop ms", "p99 ms", "after ms", "busbw")
     others = [name for name in ("gloo", "nccl") if name in results["measured"]]
-    for heading in (*headings, *(f"lossy/{name}" for name in others), "result"):
-        left = heading == "backend"
-        out.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    names = ("size", "backend", "runs", "loop ms", "p99 ms", "after ms", "busbw")
+    columns = [
+        Column(name, justify="left" if name == "backend" else "right", no_wrap=True)
+        for name in (*names, *(f"lossy/{name}" for name in others), "result")
+    ]
+    # It fits 80 columns.
+    out = Table(*columns, title=title, caption=caption(results), box=None, padding=(0, 2, 0, 0))
     before = None
     for row in results["rows"]:
         first = row["bytes"] != before
@@ -288,7 +280,6 @@ def table(results: dict[str, Any]) -> Table:
             *("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
             {True: "right", False: "WRONG", None: "-"}[row["verified"]],
         )
-    out.caption = caption(results)
     return out
 
 

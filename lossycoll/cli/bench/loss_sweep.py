@@ -15,12 +15,12 @@ from lossycoll.cli.argtypes import inject_text
 from lossycoll.cli.demo.report import percentile
 from lossycoll.cli.launcher import (
     LaunchError,
-    last_lines,
     launch,
     on_one_machine,
     outcome,
     prepare,
     scratch,
+    with_last_lines,
 )
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
@@ -75,9 +75,15 @@ def measure(
             found = _run_in_laboratory(own, network(options.ranks, loss), without)
         steps = found["steps"] or steps
         injected += (found["traffic"] or {}).get("packets_injected", 0)
-        rows += [_row(loss, name, times) for name, times in found["sizes"][0]["seconds"].items()]
+        rows += [
+            {"loss": loss, "backend": name, **summary(times), "seconds": times}
+            for name, times in found["sizes"][0]["seconds"].items()
+        ]
+    told = f"laboratory, {MBIT:g} Mbit/s, {2 * ONE_WAY_MS:g} ms there and back, all packets alike"
+    if lacking:
+        told = "loss injected into what lossy receives; gloo's TCP loses nothing"
     return {
-        "network": describe(lacking),
+        "network": told,
         "without_laboratory": lacking,
         "injected": injected,
         "bytes": size,
@@ -86,20 +92,11 @@ def measure(
     }
 
 
-def _row(loss: float, backend: str, times: list[float]) -> dict[str, Any]:
+def summary(seconds: list[float]) -> dict[str, float]:
     return {
-        "loss": loss,
-        "backend": backend,
-        "median_ms": 1e3 * percentile(times, 0.5),
-        "p99_ms": 1e3 * percentile(times, 0.99),
-        "seconds": times,
+        "median_ms": 1e3 * percentile(seconds, 0.5),
+        "p99_ms": 1e3 * percentile(seconds, 0.99),
     }
-
-
-def describe(lacking: str) -> str:
-    if lacking:
-        return "loss injected into what lossy receives; gloo's TCP loses nothing"
-    return f"laboratory, {MBIT:g} Mbit/s, {2 * ONE_WAY_MS:g} ms there and back, all packets alike"
 
 
 def run_here(
@@ -130,8 +127,7 @@ def _run_in_laboratory(
         command = [sys.executable, "-m", WORKER, prepare(folder, config)]
         for rank in lab.run(command, {**own, **environment}, timeout=RANK_SECONDS):
             if rank.code:
-                last = last_lines(rank.output)
                 text = f"rank {rank.rank} failed in the laboratory with exit code {rank.code}"
-                raise LaunchError("\n".join([text, *("  " + line for line in last)]))
+                raise LaunchError(with_last_lines(text, rank.output))
         found: dict[str, Any] = outcome(folder)
         return found

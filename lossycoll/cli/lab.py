@@ -59,6 +59,27 @@ WHOLE: Final = {
     "seed": "of everything drawn",
     "queue_packets": "length of the queues before ports, in packets, instead of --queue-ms",
 }
+REPEATED: Final = {
+    "link": (
+        "A-B:NAME=N,...",
+        "one link that differs, in one direction: 0-1:loss=0.3,delay_ms=40 is from host 0 to "
+        "host 1, and 1-0 is the way back",
+    ),
+    "port": ("HOST:NAME=N,...", "one host's port that differs, as in 2:up_mbit=10"),
+    "at": (
+        "S:[WHERE:]NAME=N,...",
+        "what changes S seconds after the ranks were started, as in 5:rate=10 (all ports), "
+        "5:delay=200, 8:loss=1%% (all links within sites), 5:policer=10; WHERE is 0-1 for a link, "
+        "2 for a host's port, wan for what is between sites",
+    ),
+    "tcp": (
+        "NAME[:COUNT[:A-B]][@SHARE]",
+        "flows of TCP with that congestion control that send while the job runs, from host A "
+        "to host B (0-1, 1-2, and so on), as in cubic:2; with @20%% for a fifth of each second, "
+        "which makes a tail of round trips; both are said at the end",
+    ),
+}
+"""Form and meaning of the options that may be repeated."""
 HEADINGS: Final = (
     *("link", "sent as", "loss asked", "got", "burst asked", "got"),
     *("RTT asked, ms", "got", "Mbit/s", ""),
@@ -72,36 +93,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "action", nargs="?", default="run", type=_action, metavar="ACTION", help=actions
     )
-    _add_network(command)
-    _add_events(command)
-    parser = command.add_argument_group("the laboratory")
-    parser.add_argument(
-        "--backend", default="auto", choices=("auto", *BACKENDS), help="what makes the network"
-    )
-    parser.add_argument("--timeout", type=real(0), metavar="S", help="end the job after S seconds")
-    parser.add_argument(
-        "--grace",
-        type=real(0),
-        default=GRACE_SECONDS,
-        metavar="S",
-        help="how long ranks have to end when one has failed (%(default)g s)",
-    )
-    parser.add_argument(
-        "--counters",
-        type=Path,
-        metavar="PATH",
-        help="write what was counted and what took packets, as JSON",
-    )
-    parser.add_argument(
-        "--mbit",
-        type=real(0.01),
-        default=verify.MBIT,
-        metavar="N",
-        help="what verify offers a link at most (%(default)g)",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print results as JSON, after a job's output its report"
-    )
+    network = command.add_argument_group("the network")
+    _add_network(network)
+    _add_repeated(network, "link", "port")
+    _add_repeated(command.add_argument_group("while a job runs"), "at", "tcp")
+    add = command.add_argument_group("the laboratory").add_argument
+    backends = ("auto", *BACKENDS)
+    add("--backend", default="auto", choices=backends, help="what makes the network")
+    add("--timeout", type=real(0), metavar="S", help="end the job after S seconds")
+    how = "how long ranks have to end when one has failed (%(default)g s)"
+    add("--grace", type=real(0), default=GRACE_SECONDS, metavar="S", help=how)
+    how = "write what was counted and what took packets, as JSON"
+    add("--counters", type=Path, metavar="PATH", help=how)
+    how = "what verify offers a link at most (%(default)g)"
+    add("--mbit", type=real(0.01), default=verify.MBIT, metavar="N", help=how)
+    how = "print results as JSON, after a job's output its report"
+    add("--json", action="store_true", help=how)
 
 
 def _action(text: str) -> str:
@@ -304,48 +311,33 @@ def _profiles(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _add_network(command: argparse.ArgumentParser) -> None:
-    parser = command.add_argument_group("the network")
-    known = ", ".join(PROFILES)
-    parser.add_argument("--profile", default="clean", metavar="NAME", help=f"one of {known}")
-    parser.add_argument("--file", metavar="PATH", help="a network in JSON or TOML, not a profile")
+def _add_network(parser: argparse._ActionsContainer) -> None:
+    add = parser.add_argument
+    add("--profile", default="clean", metavar="NAME", help=f"one of {', '.join(PROFILES)}")
+    add("--file", metavar="PATH", help="a network in JSON or TOML, not a profile")
     for name, meaning in WHOLE.items():
-        parser.add_argument(_flag(name), type=int, metavar="N", dest=name, help=meaning)
-    parser.add_argument(
-        "--ranks",
-        type=_ranks,
-        metavar="N[,N...]",
-        help="of a job on each host: one number, or one for each host",
-    )
+        add(_flag(name), type=int, metavar="N", dest=name, help=meaning)
+    how = "of a job on each host: one number, or one for each host"
+    add("--ranks", type=_ranks, metavar="N[,N...]", help=how)
     add_numbers(parser, NUMBERS)
-    parser.add_argument(
-        "--congestion",
-        metavar="NAME",
-        help="TCP's congestion control on all hosts: cubic, bbr, reno or what the kernel has "
-        "(the machine's)",
+    how = (
+        "TCP's congestion control on all hosts: cubic, bbr, reno or what the kernel has "
+        "(the machine's)"
     )
-    parser.add_argument(
-        "--wan",
-        metavar="[PROFILE,]NAME=N,...",
-        help="between sites: rate=1g,delay=20ms,loss=1%% is a rate per site, shared by its hosts, "
+    add("--congestion", metavar="NAME", help=how)
+    how = (
+        "between sites: rate=1g,delay=20ms,loss=1%% is a rate per site, shared by its hosts, "
         "and a one-way delay and loss of each pair of hosts; a profile's name stands for its link "
-        "and its port",
+        "and its port"
     )
-    parser.add_argument(
-        "--link",
-        action="append",
-        default=[],
-        metavar="A-B:NAME=N,...",
-        help="one link that differs, in one direction: 0-1:loss=0.3,delay_ms=40 is from host 0 to "
-        "host 1, and 1-0 is the way back; may be repeated",
-    )
-    parser.add_argument(
-        "--port",
-        action="append",
-        default=[],
-        metavar="HOST:NAME=N,...",
-        help="one host's port that differs, as in 2:up_mbit=10",
-    )
+    add("--wan", metavar="[PROFILE,]NAME=N,...", help=how)
+
+
+def _add_repeated(parser: argparse._ActionsContainer, *names: str) -> None:
+    for name in names:
+        form, meaning = REPEATED[name]
+        text = f"{meaning}; may be repeated"
+        parser.add_argument(f"--{name}", action="append", default=[], metavar=form, help=text)
 
 
 def add_numbers(parser: argparse._ActionsContainer, table: Mapping[str, str]) -> None:
@@ -370,29 +362,6 @@ def _number(name: str, text: str) -> float:
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _add_events(command: argparse.ArgumentParser) -> None:
-    """The options that say what happens while a job runs."""
-    parser = command.add_argument_group("while a job runs")
-    parser.add_argument(
-        "--at",
-        action="append",
-        default=[],
-        metavar="S:[WHERE:]NAME=N,...",
-        help="what changes S seconds after the ranks were started, as in 5:rate=10 (all ports), "
-        "5:delay=200, 8:loss=1%% (all links within sites), 5:policer=10; WHERE is 0-1 for a link, "
-        "2 for a host's port, wan for what is between sites; may be repeated",
-    )
-    parser.add_argument(
-        "--tcp",
-        action="append",
-        default=[],
-        metavar="NAME[:COUNT[:A-B]][@SHARE]",
-        help="flows of TCP with that congestion control that send while the job runs, from host A "
-        "to host B (0-1, 1-2, and so on), as in cubic:2; with @20%% for a fifth of each second, "
-        "which makes a tail of round trips; both are said at the end; may be repeated",
-    )
 
 
 def steps_of(texts: Iterable[str], network: Network) -> list[tuple[float, str, Network]]:

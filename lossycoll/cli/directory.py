@@ -16,12 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("listen", metavar="HOST:PORT", help="where peers join; port 0: any")
     add("--grid", default="", help="its shape, as in 32x32 (default: it follows the peers)")
-    add(
-        "--new",
-        action="store_true",
-        help="take peers at once (default: newcomers wait for 8 s, in which those of a directory "
-        "that was here before may come)",
+    how = (
+        "take peers at once (default: newcomers wait for 8 s, in which those of a directory "
+        "that was here before may come)"
     )
+    add("--new", action="store_true", help=how)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -33,23 +33,15 @@ MOST_WORKERS: Final = 1 << 14
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("times", type=Path, help="file of recorded times (the page DropCompute has its format)")
-    add(
-        "--workers",
-        type=whole(1, MOST_WORKERS),
-        help="predict for this many ranks, by resampling the recorded ones' steps",
+    how = "predict for this many ranks, by resampling the recorded ones' steps"
+    add("--workers", type=whole(1, MOST_WORKERS), help=how)
+    how = "the smallest threshold that drops at most this share, rather than the best"
+    add("--drop-rate", type=share, help=how)
+    how = (
+        "what becomes of the micro-batch that the threshold falls into: dropped, and the step "
+        "ends with the last finished one (default) or at the threshold; or started, so finished"
     )
-    add(
-        "--drop-rate",
-        type=share,
-        help="the smallest threshold that drops at most this share, rather than the best",
-    )
-    add(
-        "--cut",
-        choices=get_args(Cut),
-        default="finished",
-        help="what becomes of the micro-batch that the threshold falls into: dropped, and the step "
-        "ends with the last finished one (default) or at the threshold; or started, so finished",
-    )
+    add("--cut", choices=get_args(Cut), default="finished", help=how)
     add("--seed", type=whole(0, 2**31 - 1), default=0, help="of the resampling (default 0)")
     add("--picture", type=Path, metavar="FILE.png", help="where to draw the curve")
     add("--json", action="store_true", help="print the result as JSON, not as a table")

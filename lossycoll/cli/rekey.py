@@ -13,11 +13,8 @@ from .launcher import CommandError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "place",
-        metavar="HOST:PORT",
-        help="where any rank of the job listens: control= in its line event=ready",
-    )
+    how = "where any rank of the job listens: control= in its line event=ready"
+    parser.add_argument("place", metavar="HOST:PORT", help=how)
 
 
 def run(options: argparse.Namespace) -> int:

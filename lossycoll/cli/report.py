@@ -47,18 +47,12 @@ th {{ border-bottom: 2px solid #888 }} td:first-child, th:first-child {{ text-al
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        type=Path,
-        help="what LOSSYCOLL_METRICS=/path/job.jsonl has written, one file for each machine",
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("report.html"), metavar="FILE.html",
-        help="the page (default: report.html)",
-    )  # fmt: skip
-    parser.add_argument("--session", default="", help="the job, where files have several")
+    add = parser.add_argument
+    how = "what LOSSYCOLL_METRICS=/path/job.jsonl has written, one file for each machine"
+    add("files", metavar="FILE", nargs="+", type=Path, help=how)
+    how = "the page (default: %(default)s)"
+    add("--output", type=Path, default="report.html", metavar="FILE.html", help=how)
+    add("--session", default="", help="the job, where files have several")
 
 
 def run(options: argparse.Namespace) -> int:

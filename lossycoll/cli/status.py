@@ -76,17 +76,13 @@ class Found:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("place", metavar="HOST:PORT", nargs="?", help=PLACE_HELP)
-    parser.add_argument("--json", action="store_true", help="print it as one JSON document")
-    parser.add_argument(
-        "--stacks", action="store_true", help="with the Python stacks of ranks that can tell them"
-    )
-    parser.add_argument(
-        "--flight-recorder",
-        type=Path,
-        metavar="DIR",
-        help="write the latest calls of each rank to files that torch's flight recorder reads",
-    )
+    add = parser.add_argument
+    add("place", metavar="HOST:PORT", nargs="?", help=PLACE_HELP)
+    add("--json", action="store_true", help="print it as one JSON document")
+    how = "with the Python stacks of ranks that can tell them"
+    add("--stacks", action="store_true", help=how)
+    how = "write the latest calls of each rank to files that torch's flight recorder reads"
+    add("--flight-recorder", type=Path, metavar="DIR", help=how)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.console import Console, Group
+from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -27,15 +28,11 @@ HEADINGS: Final = MOST_TROUBLES + 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("place", metavar="HOST:PORT", nargs="?", help=PLACE_HELP)
-    parser.add_argument(
-        "--every",
-        type=real(0.1),
-        default=1.0,
-        metavar="SECONDS",
-        help="time between two looks (default 1)",
-    )
-    parser.add_argument("--once", action="store_true", help="print one table, and end")
+    add = parser.add_argument
+    add("place", metavar="HOST:PORT", nargs="?", help=PLACE_HELP)
+    how = "time between two looks (default 1)"
+    add("--every", type=real(0.1), default=1.0, metavar="SECONDS", help=how)
+    add("--once", action="store_true", help="print one table, and end")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,12 +68,9 @@ def _sum(rank: Rank, name: str) -> float:
     return float(sum(link[name] for link in rank["link"]))
 
 
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+def _rate(rank: Rank) -> str:
+    allowed = decimal(int(_sum(rank, "bytes_per_second")), precision=0)
+    return f"{allowed}/s" if rank["link"] else ""
 
 
 def _loss(rank: Rank) -> str:
@@ -113,7 +107,7 @@ COLUMNS: Final = (
     Column("loss", _loss, 80, False),
     Column("missing", lambda rank: f"{rank['missing']:.2%}" if rank["missing"] else "", 90),
     Column("recovered", lambda rank: str(rank["recovered"] or ""), 130),
-    Column("rate", lambda r: f"{_bytes(_sum(r, 'bytes_per_second'))}/s" if r["link"] else "", 110),
+    Column("rate", _rate, 110),
     Column("queue", lambda rank: in_words(_sum(rank, "queue_seconds")), 130),
     Column("by", _by, 100, False),
     Column("process", lambda r: f"{r['host']}/{r['pid']}" if r["tells"] else "", 120, False),

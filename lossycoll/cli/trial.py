@@ -64,23 +64,16 @@ class Trial:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--loss",
-        type=shares,
-        default="0,0.01,0.05",
-        dest="losses",
-        help="shares of packets to drop, in rising order (default %(default)s)",
-    )
+    how = "shares of packets to drop, in rising order (default %(default)s)"
+    add("--loss", type=shares, default="0,0.01,0.05", dest="losses", help=how)
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
     add("--seeds", type=whole(1, 1000), default=1, help="runs for each loss (default 1)")
     add("--ranks", type=whole(2, 64), default=2, help="processes (default 2)")
-    add(
-        "--metric",
-        default="loss",
-        metavar="NAME",
-        help="rank 0 prints NAME=VALUE, NAME: VALUE or NAME VALUE, in a line, a dict, JSON or a "
-        "table; the last counts (default loss)",
+    how = (
+        "rank 0 prints NAME=VALUE, NAME: VALUE or NAME VALUE, in a line, a dict, JSON or a "
+        "table; the last counts (default loss)"
     )
+    add("--metric", default="loss", metavar="NAME", help=how)
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--out", type=Path, help="also write the JSON to this file")
     add("unseparated", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)

@@ -60,12 +60,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--out", type=Path, help="also write the JSON to this file")
     add("--report", type=Path, help="folder for bench.json, with every time, and bench.png")
-    add(
-        "--losses",
-        type=shares,
-        default="0,0.001,0.01,0.05",
-        help="of the report's time against loss (default %(default)s)",
-    )
+    how = "of the report's time against loss (default %(default)s)"
+    add("--losses", type=shares, default="0,0.001,0.01,0.05", help=how)
     add("--dry-run", action="store_true", help="say what would be run, and what it lacks")
 
 

@@ -33,21 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=whole(1), default=200, help="optimizer steps of each run (default 200)")
     add("--seed", type=whole(0, 2**31 - 1), default=7, help="of everything random (default 7)")
     add("--layers", type=whole(1, 96), default=2, help="transformer blocks (default 2)")
-    add(
-        "--width",
-        type=whole(HEAD_WIDTH, 8192, HEAD_WIDTH),
-        default=64,
-        help="width of the model (default 64)",
-    )
+    width = whole(HEAD_WIDTH, 8192, HEAD_WIDTH)
+    add("--width", type=width, default=64, help="width of the model (default 64)")
     add("--context", type=whole(8, 4096), default=64, help="bytes of context (default 64)")
     add("--batch", type=whole(1, 4096), default=64, help="windows per rank and step (default 64)")
     add("--mtu", type=whole(576, 65535), default=1500, help="of the lossy runs (default 1500)")
-    add(
-        "--runs",
-        type=names(known),
-        default=known,
-        help=f"which to do: some of {','.join(known)} (default: all)",
-    )
+    how = f"which to do: some of {','.join(known)} (default: all)"
+    add("--runs", type=names(known), default=known, help=how)
     add("--out", type=Path, default=Path("demo-results"), help="folder for results")
     add("--json", action="store_true", help="print the results as JSON, not as a table")
 

@@ -15,29 +15,18 @@ from .control import Limits, Meeting, PeerError
 from .measure import LARGEST, Flow, Found, Rate, measure
 from .probes import Reached, open_ports
 
-PORT: Final = 29499
-WAIT_SECONDS: Final = 60
-BUDGET_MIB: Final = 32
-RATE_MBIT: Final = 1000
-IDLE_SECONDS: Final = 31
-MOST_IDLE: Final = 301
-MOST_MIB: Final = 1024
-IDLE_HELP: Final = (
-    "seconds that flows are left idle, to see whether they are forgotten; 0: not at all"
-)
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the network between two hosts (run on both)")
-    group.add_argument(
-        "--peer", type=_host, metavar="HOST", help="the other host, where this runs as well"
-    )
+    how = "the other host, where this runs as well"
+    group.add_argument("--peer", type=_host, metavar="HOST", help=how)
+    idle = "seconds that flows are left idle, to see whether they are forgotten; 0: not at all"
     for name, kind, default, metavar, meaning in (
-        ("peer-port", whole(1, 65535), PORT, "PORT", "TCP port at which the two find each other"),
-        ("wait", whole(1, 3600), WAIT_SECONDS, "S", "seconds to look for the other end"),
-        ("idle", whole(0, MOST_IDLE), IDLE_SECONDS, "S", IDLE_HELP),
-        ("budget", whole(1, MOST_MIB), BUDGET_MIB, "MIB", "MiB sent each way to find the rate"),
-        ("rate", whole(1, 100_000), RATE_MBIT, "MBIT", "fastest that is tried, in Mbit/s"),
+        ("peer-port", whole(1, 65535), 29499, "PORT", "TCP port at which the two find each other"),
+        ("wait", whole(1, 3600), 60, "S", "seconds to look for the other end"),
+        ("idle", whole(0, 301), 31, "S", idle),
+        ("budget", whole(1, 1024), 32, "MIB", "MiB sent each way to find the rate"),
+        ("rate", whole(1, 100_000), 1000, "MBIT", "fastest that is tried, in Mbit/s"),
     ):
         said = f"{meaning} (default: %(default)s)"
         group.add_argument(f"--{name}", type=kind, default=default, metavar=metavar, help=said)

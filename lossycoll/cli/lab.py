@@ -209,19 +209,15 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         raise Interrupted(f"stopped by {signal.Signals(number).name}; all ranks have been ended")
 
-    if threading.current_thread() is not threading.main_thread():
+    # Shells have what they start in the background ignore SIGINT.
+    handlers = {signal.SIGTERM: stop, signal.SIGINT: signal.default_int_handler}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = stop
+    with contextlib.ExitStack() as undo:
+        if threading.current_thread() is threading.main_thread():
+            for which, handler in handlers.items():
+                undo.callback(signal.signal, which, signal.signal(which, handler))
         yield
-        return
-    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    ending = (signal.SIGTERM, *([signal.SIGHUP] if hangs_up else []))
-    before = {which: signal.signal(which, stop) for which in ending}
-    # Shells have what they start in the background ignore it.
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
 
 
 def _verify(chosen: argparse.Namespace) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 
 from lossycoll.errors import OptionError
-from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.failures import place_of
-from lossycoll.runtime.keys.secret import find_secret
+from lossycoll.runtime.world.queries import ask_for_rekey
 
 from .launcher import CommandError
+from .status import usable_secret
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,15 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from lossycoll.runtime.keys.aead import check_library
-    from lossycoll.runtime.world.queries import ask_for_rekey
-
-    secret = find_secret()
+    secret = usable_secret()
     if secret is None:
         raise OptionError(
             "the job's secret is needed: set LOSSYCOLL_SECRET or LOSSYCOLL_SECRET_FILE"
         )
-    check_library(Options.from_env().libcrypto)
     try:
         heard = ask_for_rekey(*place_of(options.place), secret)
     except OSError as error:

@@ -16,7 +16,7 @@ from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import place_of, place_text
 from lossycoll.runtime.engine.status_page import UnsafeFolder
 from lossycoll.runtime.engine.status_record import Record
-from lossycoll.runtime.keys.secret import find_secret
+from lossycoll.runtime.keys.secret import Secret, find_secret
 from lossycoll.runtime.swarm import peer_status
 from lossycoll.runtime.swarm.directory_query import peers_of
 from lossycoll.runtime.swarm.swarm import numeric_place
@@ -145,6 +145,16 @@ def find_jobs(place: str | None) -> list[Job]:
     return job_status.jobs_of(find_records(place))
 
 
+def usable_secret() -> Secret | None:
+    """The environment's secret. OptionError: nothing can be sealed with it."""
+    secret = find_secret()
+    if secret is not None:
+        from lossycoll.runtime.keys.aead import check_library
+
+        check_library(Options.from_env().libcrypto)
+    return secret
+
+
 def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
     """Records of ranks, found as :func:`find_jobs` does; with their latest calls on request."""
     if place is None:
@@ -153,11 +163,7 @@ def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
         except UnsafeFolder as error:
             raise Unreachable(f"the folder of status pages isn't safe: {error}") from None
     host, port = place_of(place)
-    secret = find_secret()
-    if secret is not None:
-        from lossycoll.runtime.keys.aead import check_library
-
-        check_library(Options.from_env().libcrypto)
+    secret = usable_secret()
     try:
         purpose = CALLS if calls else STATUS
         session, places, records = ask_job(host, port, secret, purpose=purpose)

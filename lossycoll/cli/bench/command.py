@@ -233,7 +233,7 @@ def report(
     errors: Console,
 ) -> None:
     """bench.json and bench.png: the results with the seconds of every iteration, and what
-    bench_loss.measure has found."""
+    loss_sweep.measure has found."""
     seconds = {
         (entry["bytes"], name): times
         for entry in measured["sizes"]
@@ -245,7 +245,7 @@ def report(
     if (plt := pyplot(errors)) is not None:
         from .plot import draw
 
-        draw(plt, whole_results, human, folder / "bench.png")
+        draw(plt, whole_results, folder / "bench.png")
         errors.print(f"report: {folder}", markup=False)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,14 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from lossycoll.cli.argtypes import human
+
 COLOURS = {"lossy": "tab:red", "gloo": "tab:blue", "nccl": "tab:green"}
 
 
-def draw(plt: Any, results: dict[str, Any], human: Callable[[int], str], path: Path) -> None:
+def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
     """``results``: bench.summarize's, with the seconds of each row and ``loss``, what
-    bench_loss.measure found, or None; ``human`` names a size."""
+    loss_sweep.measure found, or None."""
     rows = 1 if results["loss"] is None else 2
     size = (15, 4.2 * rows)
     figure, axes = plt.subplots(rows, 3, figsize=size, layout="constrained", squeeze=False)
@@ -24,8 +26,7 @@ def draw(plt: Any, results: dict[str, Any], human: Callable[[int], str], path: P
     sizes = sorted({row["bytes"] for row in results["rows"]})
     _over(bandwidth, by_name, "bytes", "busbw_gb_s")
     _over(time, by_name, "bytes", "median_ms", "p99_ms")
-    bandwidth.set(ylabel="GB/s", ylim=(0, None))
-    bandwidth.set_title("Bus bandwidth")
+    bandwidth.set(title="Bus bandwidth", ylabel="GB/s", ylim=(0, None))
     _plain_log(time.yaxis, "ms")
     time.set_title("Time: median, and up to the 99th percentile")
     for axis in (bandwidth, time):
@@ -41,7 +42,7 @@ def draw(plt: Any, results: dict[str, Any], human: Callable[[int], str], path: P
     lost = f", {chosen['loss']:.1%} lost on purpose" if chosen["loss"] else ""
     title = f"All-reduce, {chosen['ranks']} ranks, {chosen['dtype']}. Above: this machine{lost}."
     if results["loss"] is not None:
-        _draw_loss(results["loss"], human, *axes[1])
+        _draw_loss(results["loss"], *axes[1])
         title += f" Below: {results['loss']['network']}."
     figure.suptitle(title)
     for axis in axes.flat:
@@ -52,9 +53,7 @@ def draw(plt: Any, results: dict[str, Any], human: Callable[[int], str], path: P
     plt.close(figure)
 
 
-def _draw_loss(
-    found: dict[str, Any], human: Callable[[int], str], time: Axes, spread: Axes, steps: Axes
-) -> None:
+def _draw_loss(found: dict[str, Any], time: Axes, spread: Axes, steps: Axes) -> None:
     losses = sorted({row["loss"] for row in found["rows"]})
     rows = [{**row, "percent": 100 * row["loss"]} for row in found["rows"]]
     _over(time, _by_backend(rows), "percent", "median_ms", "p99_ms")

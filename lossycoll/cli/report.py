@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import heapq
 import html
 import io
 import json
@@ -210,8 +211,8 @@ def _worst(series: Series) -> Series:
     for name, points in series.items():
         told = [value for _, value in points if math.isfinite(value)]
         if any(told):
-            means[name] = sum(told) / len(told)
-    kept = sorted(means, key=lambda name: -means[name])[:MOST_LINES]
+            means[name] = statistics.fmean(told)
+    kept = heapq.nlargest(MOST_LINES, means, key=means.__getitem__)
     return {name: series[name] for name in series if name in kept}
 
 
@@ -237,29 +238,24 @@ def figure_of(plt: Any, charts: Sequence[Chart], seconds: float) -> Any:
     from matplotlib.ticker import PercentFormatter
 
     rows = -(-len(charts) // COLUMNS)
-    figure, axes = plt.subplots(
-        rows, COLUMNS, figsize=(11, 2.9 * rows), layout="constrained", squeeze=False
-    )
-    places = [place for row in axes for place in row]
-    for place in places[len(charts) :]:
-        place.set_axis_off()
-    colours = plt.get_cmap("tab10").colors
-    for place, chart in zip(places, charts, strict=False):
-        for number, (name, points) in enumerate(chart.series.items()):
-            colour = colours[number % len(colours)]
-            style = {"marker": "o", "markersize": 3} if len(points) < 3 else {}
-            style["linestyle"] = LINES[number % len(LINES)]  # equal ones lie on each other
-            place.plot(*zip(*points, strict=True), label=name, color=colour, linewidth=1.4, **style)
-        place.set_title(chart.title, fontsize=10)
-        place.set_xlabel("seconds", fontsize=8)
-        place.set_ylabel(chart.unit, fontsize=8)
-        place.set_ylim(bottom=0)
-        place.set_xlim(0, seconds or 1)
-        place.tick_params(labelsize=8)
-        place.grid(alpha=0.3)
-        if chart.is_share:
-            place.yaxis.set_major_formatter(PercentFormatter(1.0))
-        place.legend(fontsize=7, ncols=2 if len(chart.series) > 6 else 1, loc="best")
+    with plt.rc_context({"font.size": 8, "axes.titlesize": 10, "legend.fontsize": 7}):
+        figure, axes = plt.subplots(
+            rows, COLUMNS, figsize=(11, 2.9 * rows), layout="constrained", squeeze=False
+        )
+        for place in axes.flat[len(charts) :]:
+            place.set_axis_off()
+        for place, chart in zip(axes.flat, charts, strict=False):
+            for number, (name, points) in enumerate(chart.series.items()):
+                style = {"marker": "o", "markersize": 3} if len(points) < 3 else {}
+                style |= {"color": f"C{number % 10}", "linewidth": 1.4}
+                style["linestyle"] = LINES[number % len(LINES)]  # equal ones lie on each other
+                place.plot(*zip(*points, strict=True), label=name, **style)
+            place.set(title=chart.title, xlabel="seconds", ylabel=chart.unit)
+            place.set(xlim=(0, seconds or 1), ylim=(0, None))
+            place.grid(alpha=0.3)
+            if chart.is_share:
+                place.yaxis.set_major_formatter(PercentFormatter(1.0))
+            place.legend(ncols=2 if len(chart.series) > 6 else 1, loc="best")
     return figure
 
 
@@ -295,8 +291,8 @@ def findings(job: Job) -> list[str]:
             if (mean := statistics.fmean(known)) >= BAD_LOSS:
                 found.append(f"link from rank {number} to rank {peer}: lost {mean:.1%} on average")
     found += [f"link from rank {here} to rank {there}: was dead" for here, there in sorted(dead)]
-    for other, seconds in sorted(waited.items(), key=lambda one: -one[1])[:MOST_LINES]:
-        found.append(f"rank {other} was waited for, up to {in_words(seconds)}")
+    for other in heapq.nlargest(MOST_LINES, waited, key=waited.__getitem__):
+        found.append(f"rank {other} was waited for, up to {in_words(waited[other])}")
     return found
 
 

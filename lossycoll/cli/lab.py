@@ -222,52 +222,51 @@ def _stoppable() -> Iterator[None]:
 
 def _verify(chosen: argparse.Namespace) -> int:
     network = network_of(chosen)
-    rows = []
-    columns = (Column(heading, justify="right", no_wrap=True) for heading in HEADINGS)
-    table = Table(*columns, box=None, pad_edge=False)
     with _stoppable(), Lab(network, backend=chosen.backend) as lab:
-        backend = lab.backend
-        for row in verify.verify(lab, mbit=chosen.mbit):
-            rows.append(row)
-            _add(table, row)
+        rows = list(verify.verify(lab, mbit=chosen.mbit))
         gateways = list(verify.verify_gateways(lab))
     complaints = [f"{row.pair[0]}-{row.pair[1]}: {text}" for row in rows for text in row.complaints]
     complaints += [f"site {one.sites[0]}: {text}" for one in gateways for text in one.complaints]
     if chosen.json:
         data: dict[str, Any] = {
+            "backend": lab.backend,
             "links": [row.as_json() for row in rows],
             "gateways": [{**asdict(one), "complaints": one.complaints} for one in gateways],
+            "ok": not complaints,
         }
-        print(json.dumps({"backend": backend, **data, "ok": not complaints}, allow_nan=False))
-    else:
-        console = Console(width=max(WIDTH, Console().width))
-        console.print(f"backend {backend}, {_described(network)}, MTU {network.mtu}")
-        console.print(table, highlight=False)
-        for one in gateways:
-            console.print(
-                f"site {one.sites[0]} to {one.sites[1]}: {one.asked:g} Mbit/s asked, "
-                f"{one.offered:g} offered, {one.got:.0f} got through",
-                highlight=False,
-            )
-        for text in complaints:
-            console.print(f"not as asked: {text}", highlight=False, markup=False)
+        print(json.dumps(data, allow_nan=False))
+        return 1 if complaints else 0
+    lines = [
+        f"site {one.sites[0]} to {one.sites[1]}: {one.asked:g} Mbit/s asked, "
+        f"{one.offered:g} offered, {one.got:.0f} got through"
+        for one in gateways
+    ]
+    console = Console(width=max(WIDTH, Console().width), highlight=False, markup=False)
+    console.print(f"backend {lab.backend}, {_described(network)}, MTU {network.mtu}")
+    console.print(_links(rows))
+    for line in (*lines, *(f"not as asked: {text}" for text in complaints)):
+        console.print(line)
     return 1 if complaints else 0
 
 
-def _add(table: Table, row: verify.LinkCheck) -> None:
-    for name, one in (("datagrams", row.plain), ("aggregates", row.aggregated)):
-        table.add_row(
-            f"{row.pair[0]}-{row.pair[1]}",
-            name,
-            f"{row.link.loss:.3%}",
-            f"{one.loss:.3%}",
-            f"{row.link.mean_burst:.2f}" if row.link.loss else "-",
-            f"{one.burst:.2f}" if one.lost else "-",
-            f"{row.round_trip_asked:.2f}",
-            f"{row.round_trip:.2f}" if math.isfinite(row.round_trip) else "-",
-            f"{one.mbit:.0f}",
-            "ok" if not row.complaints else "not as asked",
-        )
+def _links(rows: Iterable[verify.LinkCheck]) -> Table:
+    columns = (Column(heading, justify="right", no_wrap=True) for heading in HEADINGS)
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        for name, one in (("datagrams", row.plain), ("aggregates", row.aggregated)):
+            table.add_row(
+                f"{row.pair[0]}-{row.pair[1]}",
+                name,
+                f"{row.link.loss:.3%}",
+                f"{one.loss:.3%}",
+                f"{row.link.mean_burst:.2f}" if row.link.loss else "-",
+                f"{one.burst:.2f}" if one.lost else "-",
+                f"{row.round_trip_asked:.2f}",
+                f"{row.round_trip:.2f}" if math.isfinite(row.round_trip) else "-",
+                f"{one.mbit:.0f}",
+                "ok" if not row.complaints else "not as asked",
+            )
+    return table
 
 
 def _check(chosen: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Column, Table
 
-from . import checks, job_environment, loopback
+from . import checks, loopback
 from .checks import Finding, Severity
 from .peer import command as peer
 
@@ -28,10 +28,10 @@ CHECKS: Final[tuple[Callable[[], Iterable[Finding]], ...]] = (
     checks.socket_buffers,
     checks.offloads,
     checks.interfaces,
-    job_environment.rdma,
-    job_environment.network,
+    checks.rdma,
+    checks.network,
     checks.host_name,
-    job_environment.memory_sharing,
+    checks.memory_sharing,
     loopback.sealing,
     loopback.loopback,
 )

@@ -10,6 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lossycoll.errors import OptionError
+from lossycoll.options.fields import Options
+
 from .checks import Finding, Findings, Severity, effective_options, warn_unless
 
 if TYPE_CHECKING:
@@ -73,7 +76,6 @@ def two_engines(*, shared: bool) -> str:
 @contextlib.contextmanager
 def _engines(*, shared: bool) -> Iterator[list[EngineGroup]]:
     """One per rank, connected, and closed at the end of the block."""
-    from lossycoll.options.fields import Options
     from lossycoll.runtime.engine.binding import EngineGroup
     from lossycoll.runtime.engine.host import Host
 
@@ -140,7 +142,6 @@ AES_FLAGS, GCM_FLAGS = ("vaes", "aes"), ("vpclmulqdq", "pclmulqdq", "pmull")
 
 def sealing() -> Findings:
     """The library, its speed, and whether the secret can be used, if one is set."""
-    from lossycoll.errors import OptionError
     from lossycoll.runtime.keys.aead import CIPHERS, has_cipher, library
     from lossycoll.runtime.keys.secret import find_secret
 

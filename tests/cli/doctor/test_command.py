@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lossycoll.cli.doctor import checks, job_environment, loopback
+from lossycoll.cli.doctor import checks, loopback
 from lossycoll.cli.doctor import command as doctor
 from lossycoll.cli.doctor.checks import Finding, Severity, admits, torch_versions
 from lossycoll.runtime.keys import aead
@@ -110,7 +110,7 @@ def test_packets_larger_than_an_interface_of_1500_takes(monkeypatch: pytest.Monk
     found = []
     for size in ("0", "1500", "1501"):
         monkeypatch.setenv("LOSSYCOLL_MTU", size)
-        sizes = [one for one in job_environment.network() if one.name == "MTU in use"]
+        sizes = [one for one in checks.network() if one.name == "MTU in use"]
         found.append([(one.status, "1500" in one.advice) for one in sizes])
     assert found == [[], [(Severity.OK, False)], [(Severity.WARN, True)]]
 
@@ -214,11 +214,11 @@ def test_advice_is_printed_whole() -> None:
 
 
 def test_memory_can_be_shared_where_there_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    (found,) = job_environment.memory_sharing()
+    (found,) = checks.memory_sharing()
     assert (found.status, found.found[:4]) == (Severity.OK, "yes,"), found
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     monkeypatch.setattr(machine, "memory_room", lambda: float(32 << 20))
-    (found,) = job_environment.memory_sharing()
+    (found,) = checks.memory_sharing()
     assert found.status is Severity.WARN
     assert "0.0 GiB of memory free" in found.found
     assert "4 ranks may take 52 MiB of shared memory" in found.advice
@@ -228,7 +228,7 @@ def test_a_machine_on_which_memory_cant_be_handed_over_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(descriptor_exchange, "peer_user", lambda end: -1)
-    (found,) = job_environment.memory_sharing()
+    (found,) = checks.memory_sharing()
     assert found.status is Severity.WARN
     assert "another user listens there" in found.found
     assert "UDP" in found.advice
@@ -237,7 +237,7 @@ def test_a_machine_on_which_memory_cant_be_handed_over_says_why(
         raise OSError(97, "Address family not supported by protocol")
 
     monkeypatch.setattr(descriptor_exchange, "DescriptorExchange", refused)
-    (found,) = job_environment.memory_sharing()
+    (found,) = checks.memory_sharing()
     assert "Address family not supported" in found.found
 
 

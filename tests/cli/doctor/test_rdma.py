@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll.cli.doctor.checks import Severity
-from lossycoll.cli.doctor.job_environment import rdma
+from lossycoll.cli.doctor.checks import Severity, rdma
 from lossycoll.runtime.net import rdma_ports
 from tests.support import fake_rdma
 

@@ -8,6 +8,7 @@ import sys
 from typing import Final
 
 from lossycoll.errors import InterfaceError
+from lossycoll.options.fields import Options
 
 from ...argtypes import whole
 from ..checks import Finding, Findings, Severity, fail_unless, warn_unless
@@ -49,7 +50,6 @@ def run(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:
 
 
 def _examine(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:
-    from lossycoll.options.fields import Options
     from lossycoll.runtime.net.interfaces import choose
 
     effective = Options.from_env()

@@ -8,34 +8,31 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from lossycoll.errors import LabError, OptionError
 
-from . import directory, keygen, lab, plan_threshold, rekey, report, status, top, trial
-from .bench import command as bench
-from .demo import command as demo
-from .doctor import command as doctor
 from .launcher import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
-from .simulate import command as simulate
 
-COMMANDS = {
-    "demo": demo,
-    "bench": bench,
-    "doctor": doctor,
-    "lab": lab,
-    "try": trial,
-    "plan-threshold": plan_threshold,
-    "simulate": simulate,
-    "directory": directory,
-    "keygen": keygen,
-    "rekey": rekey,
-    "status": status,
-    "top": top,
-    "report": report,
+COMMANDS: Final = {
+    "demo": "demo.command",
+    "bench": "bench.command",
+    "doctor": "doctor.command",
+    "lab": "lab",
+    "try": "trial",
+    "plan-threshold": "plan_threshold",
+    "simulate": "simulate.command",
+    "directory": "directory",
+    "keygen": "keygen",
+    "rekey": "rekey",
+    "status": "status",
+    "top": "top",
+    "report": "report",
 }
+"""Names of the commands, and their modules. The one that is called is imported alone: where the
+engine doesn't load, the doctor says so."""
 TAKE_A_COMMAND = ("lab", "try")
 EXIT_UNREAD = 141
 """Status that a shell reports for a program that SIGPIPE ended."""
@@ -90,17 +87,19 @@ def _did_you_mean(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def parser() -> Parser:
+def parser(command: str = "") -> Parser:
+    """The parser of one command, or of all where it is none of them."""
     root = Parser(
         prog="lossycoll", description="Collectives for PyTorch that lose packets on purpose."
     )
     root.add_argument("--version", action="version", version=metadata.version("lossycoll"))
     commands = root.add_subparsers(dest="command", metavar="COMMAND")
-    for name, module in COMMANDS.items():
+    for name in [command] if command in COMMANDS else COMMANDS:
+        module = import_module(f"{__package__}.{COMMANDS[name]}")
         summary = (module.__doc__ or "").splitlines()[0]
-        command = commands.add_parser(name, help=summary, description=summary)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run, parser=command)
+        own = commands.add_parser(name, help=summary, description=summary)
+        module.add_arguments(own)
+        own.set_defaults(run=module.run, parser=own)
     root.commands = commands.choices
     return root
 
@@ -112,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What follows is somebody else's command line.
         at = given.index("--")
         given, words = given[:at], given[at + 1 :]
-    root = parser()
+    root = parser(given[0] if given else "")
     if words is not None:
         root.commands[given[0]].check_options(given)
     options, unknown = root.parse_known_args(given, argparse.Namespace(words=words, parser=root))

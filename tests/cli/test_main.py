@@ -148,7 +148,7 @@ def test_keyboard_interrupt_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.doctor, "run", interrupted)
+    monkeypatch.setattr("lossycoll.cli.doctor.command.run", interrupted)
     assert cli.main(["doctor"]) == 130
 
 
@@ -208,7 +208,7 @@ def test_errors_are_exit_codes(
     def failing(_: object) -> int:
         raise error("[bold]rank 1[/] failed")
 
-    monkeypatch.setattr(cli.bench, "run", failing)
+    monkeypatch.setattr("lossycoll.cli.bench.command.run", failing)
     assert cli.main(["bench"]) == status
     assert capsys.readouterr().err == "lossycoll bench: [bold]rank 1[/] failed\n"
 

@@ -55,6 +55,27 @@ def test_healthy() -> None:
     assert all(check["advice"] for check in checks.values() if check["status"] != "ok")
 
 
+NO_ENGINE = """
+import sys
+sys.modules["lossycoll._native"] = None
+from lossycoll.cli.main import main
+sys.exit(main(["doctor", "--json"]))
+"""
+
+
+def test_an_engine_that_does_not_load_is_a_finding() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NO_ENGINE],
+        capture_output=True, text=True, timeout=120, check=False,
+        env=os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert found["native engine"]["status"] == "fail"
+    assert "does not load" in found["native engine"]["found"]
+    assert "C compiler" in found["native engine"]["advice"]
+
+
 def test_entry_point_that_torch_does_not_load() -> None:
     status, checks = examine(sys.executable, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     if TORCH >= (2, 14):  # which looks in the group torch.distributed.backends besides

@@ -342,7 +342,7 @@ def add_numbers(parser: argparse._ActionsContainer, table: Mapping[str, str]) ->
         parser.add_argument(_flag(name), metavar="N", dest=name, help=meaning)
 
 
-def numbers(options: argparse.Namespace, table: Mapping[str, str]) -> dict[str, float]:
+def numbers(options: argparse.Namespace, table: Mapping[str, str]) -> dict[str, Any]:
     """Values of the options of :func:`add_numbers` that are given. OptionError for none."""
     return {name: _number(name, text) for name, text in given(options, table).items()}
 

@@ -105,7 +105,7 @@ class Prediction:
 
     @property
     def workers(self) -> int:
-        return self.times.shape[1]
+        return int(self.times.shape[1])
 
 
 def predict(

@@ -106,8 +106,8 @@ def run(options: argparse.Namespace) -> int:
     if options.report:
         loss = None
         if options.backend != ("nccl",):  # which has no ranks on the CPU
-            with console.status("time against loss") as status:
-                loss = loss_sweep.measure(options, config, environment, status.update)
+            with console.status("time against loss") as shown:
+                loss = loss_sweep.measure(options, config, environment, shown.update)
         report(measured, results, loss, options.report, errors)
     return status
 

@@ -1,21 +1,9 @@
 """Drift that the demo's replicas should have, from how parameters move and what is lost.
 
-Of q of the packets nothing arrives, after parity or resending has brought back what it could.
-Distances are squared, and means over all pairs of replicas.
-
-ShardedOptimizer (:class:`OwnersTrail`): each element has an owner, whose value the others hold as
-it was k steps ago, with a chance in proportion to q^k, up to the age at which it is repaired. So
-two replicas that both receive it hold values some steps apart, and the owner and another one k.
-Where steps are uncorrelated, with second moment s^2, the value of k steps ago is k s^2 away, and
-without repair the drift is 2q / (1 - q^2) s^2 (docs/theory.md). Steps of Adam are correlated, so
-the distances are taken as they are.
-
-DriftBound (:class:`OwnSteps`): each replica steps by itself. An element that was brought to one
-value just before the last k steps is as far apart as what these have added to it, each replica's
-its own. That is D(k), measured from those steps alone, however they are correlated. After each step
-there are as many elements with k = 1 as with 2, ..., period, so the drift is the mean of these
-D(k); and each sweep that was missed adds D(period), as if steps that far apart weren't correlated.
-Where D(k) is k g, this is the formula of docs/theory.md.
+docs/demo-theory.md derives it. Distances are squared, and means over all pairs of replicas.
+ShardedOptimizer (:class:`OwnersTrail`) leaves receivers with values of some steps ago, DriftBound
+(:class:`OwnSteps`) leaves each replica with its own steps since the last sweep. Steps of Adam are
+correlated, so distances are taken as they are, and not as the formulas of docs/theory.md have them.
 """
 
 from __future__ import annotations

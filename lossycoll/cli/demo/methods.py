@@ -1,15 +1,7 @@
 """The training methods that the demo and the study of quality compare. No torch, for ``--help``.
 
-To add a method, write one module like tests/cli/demo/sign_sgd.py and register it once:
-
-- ``wrap(model, optimizer_class, settings)`` returns what is run forward and what is stepped.
-- ``attach(forward, optimizer)``, if needed, adds what hooks into both, such as DriftBound.
-- ``register(Method(name=..., module=__name__, wrap=wrap, summary=..., colour=...))``.
-
-In this module, add it to ``BUILT_IN`` below instead of registering it. From your own package,
-import your module before you start the demo (``lossycoll.cli.main.main``) or the study. The demo's
-``--runs``, table, notes and plot, and the study's runs, tables and plots then include the method.
-Ranks are processes of their own that import ``module``: it has to be on ``PYTHONPATH``.
+docs/extending.md says how to add one from another package (:func:`register`); one of this module
+goes into ``BUILT_IN``. Ranks are processes of their own that import a method's ``module``.
 """
 
 from __future__ import annotations

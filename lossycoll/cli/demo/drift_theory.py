@@ -34,7 +34,7 @@ class OwnersTrail:
     def __init__(self, optimizer: lossycoll.ShardedOptimizer) -> None:
         self._optimizer = optimizer
         # All replicas are equal now, so nothing is ever older than this.
-        self._values = deque([_row(optimizer)], maxlen=MAX_AGE + 1)
+        self._values = deque([_row(optimizer)] * (MAX_AGE + 1), maxlen=MAX_AGE + 1)
         optimizer.register_step_post_hook(self._note)
 
     def _note(self, *_: Any) -> None:
@@ -42,8 +42,8 @@ class OwnersTrail:
 
     def expected_drift(self) -> float:
         """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
-        values = _padded(self._values, MAX_AGE + 1)
-        moved = torch.stack([(values[0] - old).square().sum() for old in values])
+        latest = self._values[-1]
+        moved = torch.stack([(latest - old).square().sum() for old in reversed(self._values)])
         figures = self._optimizer.stats()
         counted = torch.tensor([figures.stale, figures.blocks], dtype=torch.float64, device="cpu")
         with lossycoll.reliable():
@@ -62,11 +62,11 @@ class OwnSteps:
 
     def __init__(self, optimizer: Optimizer, period: int, loss: float) -> None:
         self._optimizer = optimizer
-        self._period = period
         self._missed = min(loss, MAX_MISSING)
         self._before = _row(optimizer)[::STRIDE]
         self._scale = len(_row(optimizer)) / len(self._before)
-        self._sums = deque([torch.zeros_like(self._before)], maxlen=period + 1)
+        zeros = torch.zeros_like(self._before)
+        self._sums = deque([zeros] * (period + 1), maxlen=period + 1)
         optimizer.register_step_pre_hook(self._note_before)
         optimizer.register_step_post_hook(self._note_after)
 
@@ -79,8 +79,7 @@ class OwnSteps:
 
     def expected_drift(self) -> float:
         """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
-        sums = _padded(self._sums, self._period + 1)
-        added = torch.stack([sums[0] - old for old in sums])
+        added = torch.stack([self._sums[-1] - old for old in reversed(self._sums)])
         world = dist.get_world_size()
         mean = added.clone()
         with lossycoll.reliable():
@@ -95,12 +94,6 @@ def _row(optimizer: Optimizer) -> Tensor:
     """All that it steps at this rank, one after another, in double precision."""
     held = [p.detach().flatten() for entry in optimizer.param_groups for p in entry["params"]]
     return torch.cat(held).double() if held else torch.zeros(0, dtype=torch.float64, device="cpu")
-
-
-def _padded(kept: Sequence[Tensor], length: int) -> list[Tensor]:
-    """The latest first, and the first one again for the steps before it."""
-    latest_first = list(reversed(kept))
-    return latest_first + [kept[0]] * (length - len(kept))
 
 
 def stale_drift(moved: Sequence[float], world: int, missed: float) -> float:

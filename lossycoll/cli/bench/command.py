@@ -234,12 +234,9 @@ def report(
 ) -> None:
     """bench.json and bench.png: the results with the seconds of every iteration, and what
     loss_sweep.measure has found."""
-    seconds = {
-        (entry["bytes"], name): times
-        for entry in measured["sizes"]
-        for name, times in entry["seconds"].items()
-    }
-    rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
+    seconds = [times for entry in measured["sizes"] for times in entry["seconds"].values()]
+    pairs = zip(results["rows"], seconds, strict=True)
+    rows = [{**row, "seconds": times} for row, times in pairs]
     whole_results = {**results, "rows": rows, "loss": loss}
     save(folder / "bench.json", json.dumps(whole_results))
     if (plt := pyplot(errors)) is not None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import platform
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,17 @@ def run(options: argparse.Namespace) -> int:
     errors = Console(stderr=True)
     saved = options.out / "demo.json"
     must_be_writable(saved, make_folder=True)
-    results = _header(options)
+    results: dict[str, Any] = {
+        "lossycoll": metadata.version("lossycoll"),
+        "torch": metadata.version("torch"),
+        "python": platform.python_version(),
+        "options": {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in vars(options).items()
+            if name not in ("command", "run", "json")
+        },
+        "runs": {},
+    }
     for name in options.runs:
         results["runs"][name] = _one_run(demo_runs()[name], options, console)
     report.compare(results["runs"])
@@ -67,23 +78,6 @@ def run(options: argparse.Namespace) -> int:
         report.draw(plt, results, plot)
         console.print(f"plot:    {plot}", highlight=False)
     return 0
-
-
-def _header(options: argparse.Namespace) -> dict[str, Any]:
-    from importlib import metadata
-
-    chosen = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(options).items()
-        if name not in ("command", "run", "json")
-    }
-    return {
-        "lossycoll": metadata.version("lossycoll"),
-        "torch": metadata.version("torch"),
-        "python": sys.version.split()[0],
-        "options": chosen,
-        "runs": {},
-    }
 
 
 def _one_run(run: DemoRun, options: argparse.Namespace, console: Console) -> dict[str, Any]:

@@ -133,12 +133,9 @@ def admits(wanted: str, version: str) -> bool:
     return True
 
 
-def _numbers(release: str) -> list[int]:
+def _numbers(release: str) -> tuple[int, ...]:
     """The same for 2.13 and 2.13.0."""
-    found = [int(part) for part in release.split(".")]
-    while found and not found[-1]:
-        found.pop()
-    return found
+    return tuple(map(int, f"{release}.0.0".split(".")[:3]))
 
 
 def engine() -> Findings:

@@ -301,12 +301,11 @@ class _Attempt:
     async def run(self) -> None:
         for index, end in enumerate(self.ports.udp):
             asyncio.get_running_loop().add_reader(end, self._take, index, end)
-        works = [
-            self._send(),
-            *map(self._accept, self.ports.tcp),
-            *map(self._connect, self.tcp),
-        ]
+        servers = [await asyncio.start_server(self._serve, sock=end) for end in self.ports.tcp]
+        works = [self._send(), *map(self._connect, self.tcp)]
         await asyncio.wait(map(asyncio.ensure_future, works), timeout=SECONDS)
+        for server in servers:
+            server.close()
 
     async def _send(self) -> None:
         while True:
@@ -321,31 +320,18 @@ class _Attempt:
                 self.sources[index] = place
 
     async def _connect(self, port: int) -> None:
-        with socket.socket(self.control.end.family, socket.SOCK_STREAM) as end:
-            end.setblocking(False)
-            if self.ports.tcp:
-                with contextlib.suppress(OSError):
-                    end.bind((self.ports.tcp[0].getsockname()[0], 0))
-            loop = asyncio.get_running_loop()
-            try:
-                await loop.sock_connect(end, (self.control.address, port))
-                await loop.sock_sendall(end, self.control.session)
-                await asyncio.sleep(SECONDS)  # what was sent isn't lost with the connection
-            except OSError as error:
-                self.trouble[port] = os.strerror(error.errno or 0).lower()
+        # From the address of the interface that ranks would use.
+        own = (self.ports.tcp[0].getsockname()[0], 0) if self.ports.tcp else None
+        try:
+            _, writer = await asyncio.open_connection(self.control.address, port, local_addr=own)
+            writer.write(self.control.session)
+            writer.close()
+        except OSError as error:
+            self.trouble[port] = os.strerror(error.errno or 0).lower()
 
-    async def _accept(self, listener: socket.socket) -> None:
-        """Connections to a port; they may be anybody's, so one that says nothing holds none up."""
-        port = listener.getsockname()[1]
-        others: list[asyncio.Task[None]] = []
-        with contextlib.suppress(OSError):
-            while True:
-                end, _ = await asyncio.get_running_loop().sock_accept(listener)
-                others.append(asyncio.create_task(self._read(end, port)))
-
-    async def _read(self, end: socket.socket, port: int) -> None:
-        with end, contextlib.suppress(OSError):
-            said = await asyncio.get_running_loop().sock_recv(end, len(self.control.session))
-            if said == self.control.session:
-                self.accepted.add(port)
-            await asyncio.sleep(SECONDS)
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection, which may be anybody's."""
+        session = self.control.session
+        with contextlib.closing(writer), contextlib.suppress(OSError, EOFError):
+            if await reader.readexactly(len(session)) == session:
+                self.accepted.add(writer.get_extra_info("sockname")[1])

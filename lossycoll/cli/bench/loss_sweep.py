@@ -35,14 +35,6 @@ LOSS_TIME, STEP_TIME = 3, 10
 RANK_SECONDS = 900.0
 
 
-def network(ranks: int, loss: float) -> Network:
-    return Network(
-        hosts=ranks,
-        link=Link(loss=loss, delay_ms=ONE_WAY_MS),
-        port=Port(up_mbit=MBIT, down_mbit=MBIT, queue_ms=QUEUE_MS),
-    )
-
-
 def measure(
     options: argparse.Namespace,
     config: Mapping[str, Any],
@@ -72,7 +64,7 @@ def measure(
             found = run_here(own, options.ranks, {**environment, "LOSSYCOLL_INJECT": inject})
         else:
             without = {**environment, "LOSSYCOLL_INJECT": None}
-            found = _run_in_laboratory(own, network(options.ranks, loss), without)
+            found = _run_in_laboratory(own, options.ranks, loss, without)
         steps = found["steps"] or steps
         injected += (found["traffic"] or {}).get("packets_injected", 0)
         rows += [
@@ -119,11 +111,16 @@ def run_here(
 
 
 def _run_in_laboratory(
-    config: Mapping[str, Any], wanted: Network, environment: Mapping[str, str | None]
+    config: Mapping[str, Any], ranks: int, loss: float, environment: Mapping[str, str | None]
 ) -> dict[str, Any]:
+    network = Network(
+        hosts=ranks,
+        link=Link(loss=loss, delay_ms=ONE_WAY_MS),
+        port=Port(up_mbit=MBIT, down_mbit=MBIT, queue_ms=QUEUE_MS),
+    )
     # A host has one interface, and the laboratory names it.
     own = {k: v for k, v in on_one_machine().items() if k != "GLOO_SOCKET_IFNAME"}
-    with scratch("lossycoll-bench-") as folder, Lab(wanted) as lab:
+    with scratch("lossycoll-bench-") as folder, Lab(network) as lab:
         command = [sys.executable, "-m", WORKER, prepare(folder, config)]
         for rank in lab.run(command, {**own, **environment}, timeout=RANK_SECONDS):
             if rank.code:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -138,37 +138,27 @@ _METHODS: dict[str, Method] = {}
 def register(method: Method) -> Method:
     """Adds a method to those that are compared. A method that its module registers again, as when
     it is reloaded, takes the earlier one's place."""
+    for complaint in _complaints(method):
+        raise ValueError(f"method {method.name!r} of {method.module} {complaint}")
+    Options.from_env({}, **method.options)
+    _METHODS[method.name] = method
+    return method
+
+
+def _complaints(method: Method) -> Iterator[str]:
     if method.module == "__main__":
-        raise ValueError(
-            f"method {method.name!r} is registered by the program that is run, which ranks can't "
-            f"import: put it into a module of its own"
-        )
+        yield "can't be imported by ranks: put it into a module of its own"
     names = {method.name, method.run_name}
     for name in sorted(names):
         if not NAME.fullmatch(name):
-            raise ValueError(
-                f"a method of {method.module} has the name {name!r}, wanted letters, digits and "
-                f"any of . _ + - between them"
-            )
+            yield f"has the name {name!r}, wanted letters, digits and any of . _ + - between them"
     if names & set(DEMO_RUNS):
-        raise ValueError(
-            f"method {method.name!r} of {method.module} has the name of a run of the demo "
-            f"({', '.join(DEMO_RUNS)}): wanted another name"
-        )
+        yield f"has the name of a run of the demo ({', '.join(DEMO_RUNS)}): wanted another name"
     for other in _METHODS.values():
         if _origin(other) != _origin(method) and names & {other.name, other.run_name}:
-            raise ValueError(
-                f"method {method.name!r} of {method.module} has the name of {other.name!r} of "
-                f"{other.module}: wanted another name"
-            )
-    Options.from_env({}, **method.options)
+            yield f"has the name of {other.name!r} of {other.module}: wanted another name"
     if not _importable(method.module):
-        raise ValueError(
-            f"method {method.name!r}: ranks can't import its module {method.module!r}; wanted "
-            f"__name__ of a module on PYTHONPATH"
-        )
-    _METHODS[method.name] = method
-    return method
+        yield "isn't importable by ranks; wanted __name__ of a module on PYTHONPATH"
 
 
 def _origin(method: Method) -> tuple[str, ...]:

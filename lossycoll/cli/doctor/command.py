@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Final
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Column, Table
 
 from . import checks, loopback
@@ -80,7 +81,7 @@ def show(findings: list[Finding], console: Console) -> None:
     columns = ("", Column("check", no_wrap=True), Column("found", overflow="fold"))
     table = Table(*columns, box=None, pad_edge=False)
     for finding in findings:
-        table.add_row(MARKS[finding.status], finding.name, finding.found)
+        table.add_row(MARKS[finding.status], finding.name, escape(finding.found))
     console.print(table, highlight=False)
     advised = [finding for finding in findings if finding.advice]
     if advised:

@@ -87,21 +87,14 @@ class Prediction:
 
     recorded: Recorded
     choice: Choice
-    times: Times
-    """The times that the choice was made from: recorded, or resampled."""
+    times: Times  # that the choice was made from: recorded, or resampled
     resampled: bool
-    noise: Noise
-    """The distribution that fits the recorded micro-batches."""
-    independent: tuple[Point, ...]
-    """The curve if micro-batches are as they were recorded, but independent."""
-    fitted: tuple[Point, ...]
-    """The curve if micro-batches are independent draws of ``noise``."""
-    paper: tuple[Point, ...]
-    """The curve by the paper's formula from their mean and deviation."""
-    at: Point | None
-    """The chosen threshold's point; None for no threshold."""
-    harmless: Choice | None
-    """The choice for HARMLESS_DROP, if the best threshold drops more."""
+    noise: Noise  # the distribution that fits the recorded micro-batches
+    independent: tuple[Point, ...]  # the curve of micro-batches as recorded, but independent
+    fitted: tuple[Point, ...]  # the curve of independent draws of ``noise``
+    paper: tuple[Point, ...]  # the curve by the paper's formula from their mean and deviation
+    at: Point | None  # the chosen threshold's; None for no threshold
+    harmless: Choice | None  # for HARMLESS_DROP, if the best threshold drops more
 
     @property
     def workers(self) -> int:

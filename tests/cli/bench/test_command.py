@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 
-from lossycoll.cli import argtypes
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
 from lossycoll.cli.bench import loss_sweep, worker
@@ -104,13 +103,6 @@ def test_sizes() -> None:
     for text in ("", "0", "4", "2g", "1t", "-4k"):
         with pytest.raises(argparse.ArgumentTypeError):
             bench.sizes(text)
-
-
-def test_losses() -> None:
-    assert argtypes.shares("0,0.01") == (0, 0.01)
-    for text in ("", "1", "0.1,0.01", "0.1,0.1", "-0.1"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            argtypes.shares(text)
 
 
 def test_an_encoding_reaches_the_ranks() -> None:

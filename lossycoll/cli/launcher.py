@@ -22,7 +22,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-EVENTS, RESULT = "events.jsonl", "ranks.json"
+    from lossycoll.lab import Lab
+
+RESULT = "ranks.json"
+HOST_SECONDS = 900.0
+"""Longest job on hosts of a laboratory."""
 POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 15
 EXIT_FAILED = 1
@@ -135,32 +139,35 @@ def launch(
     folder: Path,
     environment: Mapping[str, str | None],
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+    lab: Lab | None = None,
 ) -> Any:
     """Runs ``module`` on ``ranks`` ranks until all of them have ended well, and returns what rank 0
     has written to ranks.json beside its configuration; None: nothing.
 
-    ``folder`` receives the configuration, the events and each rank's output. A value
-    of None in ``environment`` takes that variable away from the ranks.
+    ``folder`` receives the configuration, the events and each rank's output. A value of None in
+    ``environment`` takes that variable away from the ranks. ``lab``: they are on its hosts.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-u", "-m", module, prepare(folder, config)]
-    with _follow(folder / EVENTS, on_event):
-        run_ranks(command, ranks=ranks, folder=folder, environment=environment)
-    return outcome(folder)
-
-
-def prepare(folder: Path, config: Mapping[str, object]) -> str:
-    """Writes the configuration of ranks, and returns its path."""
-    (folder / RESULT).unlink(missing_ok=True)
-    events, file = folder / EVENTS, folder / "config.json"
+    result, events, file = (folder / name for name in (RESULT, "events.jsonl", "config.json"))
+    result.unlink(missing_ok=True)
     events.write_text("", encoding="utf-8")
     file.write_text(json.dumps({**config, "events": str(events)}), encoding="utf-8")
-    return str(file)
+    command = [sys.executable, "-u", "-m", module, str(file)]
+    with _follow(events, on_event):
+        if lab is None:
+            run_ranks(command, ranks=ranks, folder=folder, environment=environment)
+        else:
+            _run_on_hosts(lab, command, environment)
+    return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
 
 
-def outcome(folder: Path) -> Any:
-    file = folder / RESULT
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+def _run_on_hosts(lab: Lab, command: Sequence[str], environment: Mapping[str, str | None]) -> None:
+    # A host has one interface, and the laboratory names it.
+    own = {name: v for name, v in on_one_machine().items() if name != "GLOO_SOCKET_IFNAME"}
+    for rank in lab.run(command, {**own, **environment}, timeout=HOST_SECONDS):
+        if rank.code:
+            text = f"rank {rank.rank} failed in the laboratory with exit code {rank.code}"
+            raise LaunchError(_with_last_lines(text, rank.output))
 
 
 def run_ranks(
@@ -258,10 +265,10 @@ def _explain(failures: Mapping[int, Any], logs: Path) -> str:
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
     said = (path.read_text("utf-8", "replace") for path in logs.rglob(f"{rank}/stderr.log"))
     text = f"rank {rank} failed with exit code {first.exitcode}; its output is under {logs}"
-    return with_last_lines(text, "".join(said))
+    return _with_last_lines(text, "".join(said))
 
 
-def with_last_lines(text: str, output: str) -> str:
+def _with_last_lines(text: str, output: str) -> str:
     """A text, and what tells why a rank failed. Behind that Triton's bindings may list leaks."""
     said, _, _ = output.partition("nanobind: leaked")
     return "\n".join([text, *(f"  {line}" for line in said.splitlines()[-LOG_TAIL_LINES:])])

@@ -7,9 +7,10 @@ time, bus bandwidth is that times 2 * (ranks - 1) / ranks.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from rich.table import Column, Table
 
 from lossycoll.cli.argtypes import human, inject_text, names, real, share, shares, whole
 from lossycoll.cli.demo.report import percentile
-from lossycoll.cli.launcher import EXIT_FAILED, must_be_writable, progress, save
+from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, progress, save, scratch
 from lossycoll.cli.plotting import pyplot
+from lossycoll.lab import Lab, Link, Network, Port
+from lossycoll.lab.backends import missing
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import algorithm_names
 from lossycoll.plan.codec import ENCODINGS, PAIRS
 
-from . import loss_sweep
 from . import nccl as bench_nccl
 
 BACKENDS = ("lossy", "nccl", "gloo")
@@ -34,6 +36,12 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DEFAULT_SIZES = "4k,16k,64k,256k,1m,4m,25m,100m"
 NCCL_TESTS = "nccl-tests"
 """Names the sizes of ``all_reduce_perf -b 8 -e 128M -f 2``."""
+MBIT, ONE_WAY_MS = 1000.0, 10.0
+"""The laboratory's network."""
+MOST_BYTES = 1 << 20
+"""Bytes that gloo carries over such a path within a second or two at 1%."""
+LOSS_TIME, STEP_TIME = 3, 10
+"""Factor of time for a loss and for steps, relative to a size."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
         loss = None
         if options.backend != ("nccl",):  # which has no ranks on the CPU
             with console.status("time against loss") as shown:
-                loss = loss_sweep.measure(options, config, environment, shown.update)
+                loss = against_loss(options, config, environment, shown.update)
         report(measured, results, loss, options.report, errors)
     return status
 
@@ -170,7 +178,91 @@ def measure(
     if "nccl" in config["backends"]:
         bench_nccl.choose([bench_nccl.look()] * ranks)
     with progress(console, "bench", len(config["sizes"])) as on_event:
-        return loss_sweep.run_here(config, ranks, environment, on_event)
+        return run_ranks(config, ranks, environment, on_event)
+
+
+def run_ranks(
+    config: Mapping[str, Any],
+    ranks: int,
+    environment: Mapping[str, str | None],
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+    on: Network | None = None,
+) -> dict[str, Any]:
+    """What the benchmark's ranks measure: on this machine, or each on a host of a laboratory."""
+    with contextlib.ExitStack() as undo:
+        found: dict[str, Any] = launch(
+            "lossycoll.cli.bench.worker",
+            config,
+            ranks=ranks,
+            folder=undo.enter_context(scratch("lossycoll-bench-")),
+            environment=environment,
+            on_event=on_event,
+            lab=None if on is None else undo.enter_context(Lab(on)),
+        )
+        return found
+
+
+def network(ranks: int, loss: float) -> Network:
+    """A good wide-area path, as in benchmarks/studies/lossy_links."""
+    return Network(
+        hosts=ranks,
+        link=Link(loss=loss, delay_ms=ONE_WAY_MS),
+        port=Port(up_mbit=MBIT, down_mbit=MBIT, queue_ms=25.0),
+    )
+
+
+def against_loss(
+    options: argparse.Namespace,
+    config: Mapping[str, Any],
+    environment: Mapping[str, str | None],
+    on_loss: Callable[[str], None],
+) -> dict[str, Any]:
+    """A row per loss and backend, and steps of training at the loss in the middle.
+
+    The ranks are on the hosts of a laboratory, where packets of TCP are lost as well. Without one,
+    loss is injected into what the lossy backend receives, which gloo doesn't feel.
+    """
+    lacking = missing("switch")
+    size = min(MOST_BYTES, max(options.sizes))
+    middle = options.losses[len(options.losses) // 2]
+    rows: list[dict[str, Any]] = []
+    steps: dict[str, list[float]] = {}
+    injected = 0
+    for loss in options.losses:
+        on_loss(f"time against loss: {loss:.3g}")
+        own = {
+            **config,
+            "backends": [name for name in options.backend if name != "nccl"],
+            "sizes": (size,),
+            "seconds": LOSS_TIME * options.seconds,
+            "verify": False,
+            "compute_seconds": 0,
+            "step_seconds": STEP_TIME * options.seconds if loss == middle else 0,
+        }
+        inject = inject_text(loss, 1, options.seed) if lacking else None
+        found = run_ranks(
+            own,
+            options.ranks,
+            {**environment, "LOSSYCOLL_INJECT": inject},
+            on=None if lacking else network(options.ranks, loss),
+        )
+        steps = found["steps"] or steps
+        injected += (found["traffic"] or {}).get("packets_injected", 0)
+        rows += [
+            {"loss": loss, "backend": name, **summary(times), "seconds": times}
+            for name, times in found["sizes"][0]["seconds"].items()
+        ]
+    told = f"laboratory, {MBIT:g} Mbit/s, {2 * ONE_WAY_MS:g} ms there and back, all packets alike"
+    if lacking:
+        told = "loss injected into what lossy receives; gloo's TCP loses nothing"
+    return {
+        "network": told,
+        "without_laboratory": lacking,
+        "injected": injected,
+        "bytes": size,
+        "rows": rows,
+        "steps": {"loss": middle, "seconds": steps},
+    }
 
 
 def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -187,6 +279,13 @@ def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str
         "measured": measured["measured"],
         "nccl": measured["nccl"],
         "rows": rows_of(measured, options.ranks),
+    }
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    return {
+        "median_ms": 1e3 * percentile(seconds, 0.5),
+        "p99_ms": 1e3 * percentile(seconds, 0.99),
     }
 
 
@@ -213,7 +312,7 @@ def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
                     "bytes": entry["bytes"],
                     "backend": name,
                     "iterations": len(times),
-                    **loss_sweep.summary(times),
+                    **summary(times),
                     "after_compute_ms": 1e3 * percentile(after, 0.5) if after else None,
                     "algbw_gb_s": bandwidth,
                     "busbw_gb_s": bandwidth * factor,
@@ -233,7 +332,7 @@ def report(
     errors: Console,
 ) -> None:
     """bench.json and bench.png: the results with the seconds of every iteration, and what
-    loss_sweep.measure has found."""
+    against_loss has found."""
     seconds = [times for entry in measured["sizes"] for times in entry["seconds"].values()]
     pairs = zip(results["rows"], seconds, strict=True)
     rows = [{**row, "seconds": times} for row, times in pairs]

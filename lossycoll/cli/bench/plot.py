@@ -17,7 +17,7 @@ COLOURS = {"lossy": "tab:red", "gloo": "tab:blue", "nccl": "tab:green"}
 
 def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
     """``results``: bench.summarize's, with the seconds of each row and ``loss``, what
-    loss_sweep.measure found, or None."""
+    against_loss found, or None."""
     rows = 1 if results["loss"] is None else 2
     size = (15, 4.2 * rows)
     figure, axes = plt.subplots(rows, 3, figsize=size, layout="constrained", squeeze=False)

@@ -16,7 +16,7 @@ import torch
 
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
-from lossycoll.cli.bench import loss_sweep, worker
+from lossycoll.cli.bench import worker
 from lossycoll.cli.bench import worker as bench_rank
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import FAST_PATHS
@@ -148,12 +148,12 @@ def test_time_against_loss_is_of_a_laboratory() -> None:
     given = ["bench", "--sizes", "4k,64k", "--seconds", "0.05", "--losses", "0.1"]
     options = cli.parser().parse_args(given)
     said: list[str] = []
-    found = loss_sweep.measure(options, bench.configuration(options), {}, said.append)
+    found = bench.against_loss(options, bench.configuration(options), {}, said.append)
     check_loss(found, ("lossy", "gloo"), 64 << 10)
     assert said == ["time against loss: 0.1"]
     assert "laboratory, 1000 Mbit/s, 20 ms" in found["network"]
     # A round trip's half for each phase; loss is the network's.
-    assert all(row["median_ms"] > 2 * loss_sweep.ONE_WAY_MS for row in found["rows"])
+    assert all(row["median_ms"] > 2 * bench.ONE_WAY_MS for row in found["rows"])
     assert found["injected"] == 0
 
 
@@ -161,7 +161,7 @@ def test_time_against_loss_is_of_a_laboratory() -> None:
 def test_without_a_laboratory_loss_is_injected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(loss_sweep, "missing", lambda _: "no rights")
+    monkeypatch.setattr(bench, "missing", lambda _: "no rights")
     given = ["bench", "--backend", "lossy", "--sizes", "4k,64k", "--seconds", "0.05"]
     assert cli.main([*given, "--losses", "0.1", "--report", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "bench.json").read_text())

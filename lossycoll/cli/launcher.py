@@ -242,11 +242,9 @@ def _follow(path: Path, on_event: Callable[[dict[str, Any]], None]) -> Iterator[
             kept = ""
             while True:
                 last_round = ended.is_set()
-                while chunk := lines.readline():
-                    kept += chunk
-                    if kept.endswith("\n"):
-                        on_event(json.loads(kept))
-                        kept = ""
+                *whole, kept = (kept + lines.read()).split("\n")
+                for line in whole:
+                    on_event(json.loads(line))
                 if last_round:
                     return
                 ended.wait(POLL_SECONDS)

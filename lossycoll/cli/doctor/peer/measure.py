@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Final
 
 from .control import Control, number, numbers
@@ -69,14 +69,9 @@ class Rate:
 def flow_of(arrivals: Sequence[Arrival], sent: int) -> Flow:
     order = [one.number for one in arrivals]
     seen = set(order)
-    late, top = 0, -1
-    for each in order:
-        late += each < top
-        top = max(top, each)
-    longest = run = 0
-    for each in range(sent):
-        run = 0 if each in seen else run + 1
-        longest = max(longest, run)
+    late = sum(each < top for each, top in zip(order, accumulate(order, max), strict=True))
+    runs = groupby(range(sent), seen.__contains__)
+    longest = max((len(list(run)) for came, run in runs if not came), default=0)
     all_sent = max(sent, 1)
     doubled = len(order) - len(seen)
     return Flow(sent, 1 - len(seen) / all_sent, late / all_sent, doubled / all_sent, longest)

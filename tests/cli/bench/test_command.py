@@ -20,6 +20,7 @@ from lossycoll.cli.bench import worker
 from lossycoll.cli.bench import worker as bench_rank
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import FAST_PATHS
+from tests.support.command_line import run_lossycoll
 from tests.support.harness import warm_python
 from tests.support.lab_kit import needs_lab
 
@@ -27,13 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run_bench(*options: str, python: str = "") -> dict[str, Any]:
-    done = subprocess.run(
-        [python or warm_python(), "-m", "lossycoll.cli", "bench", "--json", *options],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run_lossycoll("bench", "--json", *options, python=python or warm_python())
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -81,14 +76,9 @@ def test_loss_and_switches_reach_the_ranks() -> None:
 
 
 def test_logs_of_a_rank_that_failed_are_there_to_be_read(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [warm_python(), "-m", "lossycoll.cli", "bench", "--backend", "lossy", "--sizes", "4k"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"LOSSYCOLL_INTERFACE": "nope", "TMPDIR": str(tmp_path)},
-    )
+    words = ("bench", "--backend", "lossy", "--sizes", "4k")
+    env = os.environ | {"LOSSYCOLL_INTERFACE": "nope", "TMPDIR": str(tmp_path)}
+    done = run_lossycoll(*words, python=warm_python(), env=env)
     assert done.returncode == 1
     said = re.search(r"lossycoll bench: rank \d failed .* output is under (\S+)", done.stderr)
     assert said is not None, done.stderr

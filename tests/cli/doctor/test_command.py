@@ -20,6 +20,7 @@ from lossycoll.cli.doctor.checks import Finding, Severity, admits, torch_version
 from lossycoll.runtime.keys import aead
 from lossycoll.runtime.net import descriptor_exchange, interfaces, machine
 from lossycoll.runtime.net.interfaces import Interface
+from tests.support.command_line import run_lossycoll
 from tests.support.harness import warm_python
 from tests.support.versions import TORCH
 
@@ -29,14 +30,8 @@ OF_A_JOB = ("LOSSYCOLL_", "MASTER_ADDR", "LOCAL_WORLD_SIZE")
 def examine(python: str = "", **changes: str) -> tuple[int, dict[str, dict[str, Any]]]:
     """Runs the command in a process of its own, with these variables."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(OF_A_JOB)}
-    done = subprocess.run(
-        [python or warm_python(), "-m", "lossycoll.cli", "doctor", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment | changes,
-    )
+    python = python or warm_python()
+    done = run_lossycoll("doctor", "--json", python=python, env=environment | changes)
     answer = json.loads(done.stdout)
     assert answer["ok"] is (done.returncode == 0), done.stdout
     return done.returncode, {check["name"]: check for check in answer["checks"]}

@@ -91,6 +91,8 @@ class WorldProtocol:
         self._replay_log = ReplayLog(2 * liveness)
         self._foreign = 0
         self._welcomed: set[int] = set()
+        self._unkeyed: set[int] = set()
+        """Ranks to be told of new keys as soon as they are back, each over its new connection."""
         """At the coordinator its followers; at others the coordinator, once it has said so."""
         self._unsent: deque[Addressed] = deque()
         """Messages that wait for the next coordinator and aren't kept in ``_replay_log``."""
@@ -327,6 +329,7 @@ class WorldProtocol:
         self._sockets.send(rank, pack(self._succession.welcome(ready=self.ready)))
         for message in self._replay_log.to(rank, self._clock()):
             self._sockets.send(rank, pack(message))
+        self._tell_keys(rank)
 
     def _on_welcome(self, rank: int, message: Welcome) -> None:
         self._from_coordinator(rank)
@@ -342,6 +345,7 @@ class WorldProtocol:
         waiting, self._unsent = self._unsent, deque()
         for repeated in [*self._replay_log.of(self.rank, self._clock()), *waiting]:
             self._sockets.send(rank, pack(repeated))
+        self._tell_keys(rank)
         for membership in self.groups:
             membership.on_round()
 
@@ -408,8 +412,16 @@ class WorldProtocol:
         self._rekey_hosts()
         if not self._succession.is_coordinator:  # once what is said here has been sent
             self._rekey_at = self._clock() + self._detector.interval / 4
+        is_coordinator, coordinator = self._succession.is_coordinator, self._succession.coordinator
+        told = set(range(self.world)) if is_coordinator else {coordinator}
+        self._unkeyed |= told - self._welcomed - {self.rank, rank}
         for other in self._welcomed - {rank}:
             self._sockets.send(other, pack(message))
+
+    def _tell_keys(self, rank: int) -> None:
+        if rank in self._unkeyed:
+            self._unkeyed.discard(rank)
+            self._sockets.send(rank, pack(Rekey()))
 
     # ---- ranks that are lost ----
 

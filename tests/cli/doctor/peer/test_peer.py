@@ -202,6 +202,15 @@ def test_packets_of_strangers_are_not_believed() -> None:
         assert not probes.take(end, one, probes.FLOW, 3)
 
 
+def test_packets_without_room_are_counted_for_their_own_socket() -> None:
+    with probes.open_udp("127.0.0.1", 0) as full, probes.open_udp("127.0.0.1", 0) as other:
+        full.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for _ in range(100):
+            other.sendto(bytes(1000), full.getsockname())
+        assert 0 < probes.dropped_here(full) < 100
+        assert probes.dropped_here(other) == 0
+
+
 # ---- what arrivals say ----
 
 

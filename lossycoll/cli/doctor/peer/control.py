@@ -99,10 +99,10 @@ class Control:
             raise PeerError(f"the other doctor is at step {message.get('step')!r}, not {step!r}")
         return message
 
-    def swap(self, step: str, seconds: float = ANSWER_SECONDS, **fields: Any) -> dict[str, Any]:
+    def swap(self, step: str, **fields: Any) -> dict[str, Any]:
         """Says something, and returns what the other end says at the same step."""
         self.send(step, **fields)
-        return self.receive(step, seconds)
+        return self.receive(step)
 
     def close(self) -> None:
         self.end.close()

@@ -135,8 +135,7 @@ def _run(chosen: argparse.Namespace) -> int:
     steps = steps_of(chosen.at, network)
     flows = [_flows(text) for text in chosen.tcp]
     tcp.placed(flows, network)
-    if chosen.counters:
-        must_be_writable(chosen.counters)
+    must_be_writable(chosen.counters)
     backend = backends.choose(network, *(later for _, _, later in steps), name=chosen.backend)
     with _stoppable(), Lab(network, backend=backend) as lab:
         _say([f"{_described(network)}, backend {lab.backend}", *report.network(network)])

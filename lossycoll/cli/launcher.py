@@ -57,9 +57,11 @@ class Unwritable(CommandError):
     status = EXIT_USAGE
 
 
-def must_be_writable(file: Path, *, make_folder: bool = False) -> None:
+def must_be_writable(file: Path | None, *, make_folder: bool = False) -> None:
     """Raises Unwritable when ``file`` can't be written, which is better known before a long run.
     Tried out, not looked up: permissions say nothing of a full or odd file system."""
+    if file is None:
+        return
     try:
         if make_folder:
             file.parent.mkdir(parents=True, exist_ok=True)

@@ -87,8 +87,7 @@ def run(chosen: argparse.Namespace) -> int:
         raise OptionError("the metric needs a name")
     for loss in chosen.losses:
         Options(inject=inject_text(loss, chosen.burst, 1) or "")
-    if chosen.out:
-        must_be_writable(chosen.out)
+    must_be_writable(chosen.out)
     errors = Console(stderr=True)
     trials = []
     for loss in chosen.losses:

@@ -92,8 +92,7 @@ def run(options: argparse.Namespace) -> int:
         options.sizes = sizes(NCCL_TESTS if "nccl" in options.backend else DEFAULT_SIZES)
     if options.dry_run:
         return dry_run(options)
-    if options.out:
-        must_be_writable(options.out)
+    must_be_writable(options.out)
     if options.report:
         must_be_writable(options.report / "bench.json", make_folder=True)
     # With --json, standard output carries the JSON and nothing else.

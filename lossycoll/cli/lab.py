@@ -346,9 +346,9 @@ def numbers(options: argparse.Namespace, table: Mapping[str, str]) -> dict[str, 
     return {name: _number(name, text) for name, text in given(options, table).items()}
 
 
-def _number(name: str, text: str) -> float:
-    """``1%``, ``20ms``, ``1g``, or the same as plain numbers."""
-    found = network_io.quantity(name, name, text)
+def _number(name: str, text: str | float) -> float:
+    """``1%``, ``20ms``, ``1g``, or the same as plain numbers; a sweep has set a number itself."""
+    found = network_io.quantity(name, name, text) if isinstance(text, str) else text
     if found is None:
         raise OptionError(f"{name} is {text!r}, wanted a number")
     return found

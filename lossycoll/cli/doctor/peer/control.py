@@ -18,10 +18,11 @@ import struct
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from lossycoll.options.ranges import is_whole
 
+_Result = TypeVar("_Result")
 MAGIC: Final = "lossycoll doctor"
 VERSION: Final = 1
 LONGEST_LINE: Final = 1 << 16
@@ -204,7 +205,7 @@ class Meeting:
                 end.setblocking(False)
                 connecting = asyncio.get_running_loop().sock_connect(end, self._place)
                 try:
-                    await asyncio.wait_for(connecting, HELLO_SECONDS)
+                    await _within(HELLO_SECONDS, connecting)
                     await self._talk(end, is_own=True)
                 except asyncio.TimeoutError:
                     pass
@@ -231,7 +232,7 @@ class Meeting:
         with contextlib.suppress(OSError):
             end.send(self._hello)
         try:
-            line = await asyncio.wait_for(_read_line(end, received), HELLO_SECONDS)
+            line = await _within(HELLO_SECONDS, _read_line(end, received))
         except asyncio.TimeoutError:
             raise self._no_doctor(f"says nothing for {HELLO_SECONDS:g} s") from None
         except PeerError:
@@ -307,6 +308,15 @@ def _is_routed(family: int, place: Any) -> bool:
 
 def _line(step: str, **fields: Any) -> bytes:
     return json.dumps({"step": step, **fields}).encode() + b"\n"
+
+
+async def _within(seconds: float, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """As asyncio.wait_for, which before Python 3.12 may lose that its caller is cancelled."""
+    task = asyncio.create_task(work)
+    if not (await asyncio.wait([task], timeout=seconds))[0]:
+        task.cancel()
+        raise asyncio.TimeoutError
+    return task.result()
 
 
 async def _read_line(end: socket.socket, received: bytearray) -> bytes | None:

@@ -313,6 +313,8 @@ def _line(step: str, **fields: Any) -> bytes:
 async def _within(seconds: float, work: Coroutine[Any, Any, _Result]) -> _Result:
     """As asyncio.wait_for, which before Python 3.12 may lose that its caller is cancelled."""
     task = asyncio.create_task(work)
+    # Of a caller that is cancelled nobody asks for the outcome, and asyncio would complain of that.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
     if not (await asyncio.wait([task], timeout=seconds))[0]:
         task.cancel()
         raise asyncio.TimeoutError

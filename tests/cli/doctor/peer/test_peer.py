@@ -166,6 +166,18 @@ def test_nobody_there_ends_in_time_and_says_what_to_run(
     )
 
 
+def test_a_meeting_ends_although_an_attempt_fails_at_that_moment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(Meeting, "_listen", nothing)
+    out: list[Any] = []
+    for _ in range(50):
+        found_by(free_port(), 0.002, out)
+    assert all("Connection refused" in str(error) for error in out[-10:])
+    assert not caplog.records
+
+
 def test_the_other_end_that_lies_or_goes_is_an_error() -> None:
     with two_ends() as (one, other):
         other.send("number", value=1 << 40)

@@ -174,7 +174,7 @@ def test_a_meeting_ends_although_an_attempt_fails_at_that_moment(
     out: list[Any] = []
     for _ in range(50):
         found_by(free_port(), 0.002, out)
-    assert all("Connection refused" in str(error) for error in out[-10:])
+    assert all(isinstance(error, PeerError) for error in out)
     assert not caplog.records
 
 

@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from lossycoll.lab import Lab
-
 RESULT = "ranks.json"
 HOST_SECONDS = 900.0
 """Longest job on hosts of a laboratory."""
@@ -141,13 +139,14 @@ def launch(
     folder: Path,
     environment: Mapping[str, str | None],
     on_event: Callable[[dict[str, Any]], None] = lambda _: None,
-    lab: Lab | None = None,
+    lab: Any = None,
 ) -> Any:
     """Runs ``module`` on ``ranks`` ranks until all of them have ended well, and returns what rank 0
     has written to ranks.json beside its configuration; None: nothing.
 
     ``folder`` receives the configuration, the events and each rank's output. A value of None in
-    ``environment`` takes that variable away from the ranks. ``lab``: they are on its hosts.
+    ``environment`` takes that variable away from the ranks. ``lab``: a Lab, on whose hosts they are
+    (without its type, by which the package would import itself in a circle).
     """
     folder.mkdir(parents=True, exist_ok=True)
     result, events, file = (folder / name for name in (RESULT, "events.jsonl", "config.json"))
@@ -163,7 +162,7 @@ def launch(
     return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
 
 
-def _run_on_hosts(lab: Lab, command: Sequence[str], environment: Mapping[str, str | None]) -> None:
+def _run_on_hosts(lab: Any, command: Sequence[str], environment: Mapping[str, str | None]) -> None:
     # A host has one interface, and the laboratory names it.
     own = {name: v for name, v in on_one_machine().items() if name != "GLOO_SOCKET_IFNAME"}
     for rank in lab.run(command, {**own, **environment}, timeout=HOST_SECONDS):

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from lossycoll.cli.lab import add_numbers, given
+from lossycoll.cli.lab import add_numbers, numbers
 from lossycoll.errors import LabError, LabPermissionError, LossyError
 from lossycoll.lab import Link
 from lossycoll.lab.netem import link_arguments
@@ -177,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         if chosen.action == "apply":
-            link = Link(**given(chosen, FIELDS))
+            link = Link(**numbers(chosen, FIELDS))
             if link == Link():
                 parser.error("nothing to apply; say --loss, --delay-ms or another")
             apply(chosen.interface, link, chosen.yes)

@@ -28,8 +28,8 @@ from rich.table import Table
 from benchmarks.common.local_job import run_job
 from benchmarks.common.results import source
 from benchmarks.common.tables import fill, markdown, write_json
-from lossycoll.cli.argtypes import names, real
-from lossycoll.cli.bench.command import human, sizes
+from lossycoll.cli.argtypes import human, names, real
+from lossycoll.cli.bench.command import sizes
 from lossycoll.cli.launcher import EventWriter
 
 BACKENDS = ("lossy", "gloo")

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import lab_job, local_job, tables
-from lossycoll.cli.argtypes import real, whole
-from lossycoll.cli.bench.command import human, percentile
+from lossycoll.cli.argtypes import human, real, whole
+from lossycoll.cli.demo.report import percentile
 from lossycoll.lab import Lab, Link, Network
 
 from .p2p_rank import BACKENDS

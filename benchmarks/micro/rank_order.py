@@ -24,8 +24,7 @@ import torch.distributed as dist
 import lossycoll
 from benchmarks.common import local_job, tables
 from benchmarks.common.rank_kit import between_ranks
-from lossycoll.cli.argtypes import whole
-from lossycoll.cli.bench.command import human
+from lossycoll.cli.argtypes import human, whole
 from lossycoll.cli.launcher import EventWriter
 
 SIZES: Final = {4096: 200, 1 << 20: 40, 25 << 20: 8}

@@ -24,8 +24,7 @@ from benchmarks.common.rank_kit import between_ranks
 from benchmarks.common.results import source
 from benchmarks.common.tables import fill_and_keep, markdown
 from benchmarks.micro.sealed_rank import WAYS
-from lossycoll.cli.argtypes import whole
-from lossycoll.cli.bench.command import human
+from lossycoll.cli.argtypes import human, whole
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.runtime.keys.aead import library

@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Callable, Mapping
+from typing import Final, TypeVar
 
-from lossycoll.options.ranges import is_whole
 from lossycoll.plan.faults import fraction
+
+_Value = TypeVar("_Value")
+
+
+def _accepting(
+    read: Callable[[str], _Value], is_good: Callable[[_Value], bool], wanted: str
+) -> Callable[[str], _Value]:
+    def parse(text: str) -> _Value:
+        with contextlib.suppress(ValueError):
+            value = read(text)
+            if is_good(value):
+                return value
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+
+    return parse
 
 
 def whole(least: int, most: int | None = None, multiple_of: int = 1) -> Callable[[str], int]:
@@ -15,46 +31,23 @@ def whole(least: int, most: int | None = None, multiple_of: int = 1) -> Callable
     wanted = f"a whole number from {least}" + ("" if most is None else f" to {most}")
     if multiple_of != 1:
         wanted += f" that is a multiple of {multiple_of}"
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
-        if not is_whole(value, least, math.inf if most is None else most) or value % multiple_of:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
-
-    return parse
+    limit = math.inf if most is None else most
+    return _accepting(int, lambda n: least <= n <= limit and not n % multiple_of, wanted)
 
 
-def real(least: float, below: float | None = None) -> Callable[[str], float]:
+def real(least: float, below: float = math.inf) -> Callable[[str], float]:
     """A finite number in a half-open range."""
-    wanted = f"a number of at least {least:g}" + ("" if below is None else f" and below {below:g}")
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from None
-        # Written so that nan, for which every comparison is false, is refused as well.
-        if not least <= value < (float("inf") if below is None else below):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-        return value
-
-    return parse
+    wanted = f"a number of at least {least:g}" + (
+        "" if below == math.inf else f" and below {below:g}"
+    )
+    # For nan every comparison is false.
+    return _accepting(float, lambda value: least <= value < below, wanted)
 
 
-def share(text: str) -> float:
-    """``0.01`` or ``1%``: a share below 1."""
-    try:
-        value = fraction(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1:  # refuses nan as well
-        wanted = "a share of at least 0 and below 1, as in 0.01 or 1%"
-        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
-    return value
+share: Final = _accepting(
+    fraction, lambda value: 0 <= value < 1, "a share of at least 0 and below 1, as in 0.01 or 1%"
+)
+"""``0.01`` or ``1%``."""
 
 
 def shares(text: str) -> tuple[float, ...]:
@@ -78,6 +71,14 @@ def names(known: tuple[str, ...]) -> Callable[[str], tuple[str, ...]]:
         return chosen
 
     return parse
+
+
+def human(size: int) -> str:
+    """A size in bytes, as people write it."""
+    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= scale:
+            return f"{size / scale:g} {unit}"
+    return f"{size} B"
 
 
 def inject_text(

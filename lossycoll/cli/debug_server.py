@@ -43,55 +43,41 @@ TABLES: Final = {
 
 def handlers() -> list[Any]:
     """Handlers of torch's debug server, and of this module."""
-    return [*theirs.default_handlers(), StatusHandler(), CallsHandler()]
+    return [*theirs.default_handlers(), Handler()]
 
 
-class StatusHandler(_frontend.DebugHandler):
-    """Page of what each rank does, and for whom it waits."""
+class Handler(_frontend.DebugHandler):
+    """Two pages: what each rank does and for whom it waits, and the latest calls of all ranks, as
+    torch's flight recorder compares them."""
 
     def routes(self) -> list[Any]:
-        return [frontend.Route("/lossycoll", self._handle)]
+        pages = {"/lossycoll": self._status, "/lossycoll_fr_trace": self._calls}
+        return [frontend.Route(path, page) for path, page in pages.items()]
 
     def nav_links(self) -> list[Any]:
-        return [frontend.NavLink("/lossycoll", "lossycoll")]
+        return [
+            frontend.NavLink("/lossycoll", "lossycoll"),
+            frontend.NavLink("/lossycoll_fr_trace", "FlightRecorder lossycoll"),
+        ]
 
     def templates(self) -> dict[str, str]:
-        return {"lossycoll.html": STATUS_TEMPLATE}
+        return {"lossycoll.html": STATUS_TEMPLATE, "fr_trace.html": theirs.FR_TRACE_TEMPLATE}
 
     def dump(self) -> str | None:
-        """The page as text, for a server that writes files."""
-        summary, text = self._text()
+        """The first page as text, for a server that writes files."""
+        summary, records = fetched(self.fetch_timeout)
+        text = as_text(job_status.jobs_of(records))
         return f"{summary}\n\n{text}" if summary else text
 
     def dump_filename(self) -> str:
         return "lossycoll"
 
-    def _text(self) -> tuple[str | None, str]:
+    def _status(self, request: Any) -> Any:
         summary, records = fetched(self.fetch_timeout)
-        return summary, as_text(job_status.jobs_of(records))
+        text = as_text(job_status.jobs_of(records))
+        return request.frontend.render_template("lossycoll.html", fetch_summary=summary, text=text)
 
-    def _handle(self, request: Any) -> bytes:
-        summary, text = self._text()
-        page: bytes = request.frontend.render_template(
-            "lossycoll.html", fetch_summary=summary, text=text
-        )
-        return page
-
-
-class CallsHandler(_frontend.DebugHandler):
-    """The latest calls of all ranks, as torch's flight recorder compares them."""
-
-    def routes(self) -> list[Any]:
-        return [frontend.Route("/lossycoll_fr_trace", self._handle)]
-
-    def nav_links(self) -> list[Any]:
-        return [frontend.NavLink("/lossycoll_fr_trace", "FlightRecorder lossycoll")]
-
-    def templates(self) -> dict[str, str]:
-        """Template of its page: torch's own."""
-        return {"fr_trace.html": theirs.FR_TRACE_TEMPLATE}
-
-    def _handle(self, request: Any) -> bytes:
+    def _calls(self, request: Any) -> Any:
         summary, records = fetched(self.fetch_timeout)
         dumps = flight_recorder.dumps(records)
         answers = [frontend.Response(200, json.dumps(dump)) for dump in dumps.values()]
@@ -100,10 +86,9 @@ class CallsHandler(_frontend.DebugHandler):
             name: theirs.tabulate(getattr(found, name), headers=kind._fields, tablefmt="html")
             for name, kind in TABLES.items()
         }
-        page: bytes = request.frontend.render_template(
+        return request.frontend.render_template(
             "fr_trace.html", title="FlightRecorder lossycoll", fetch_summary=summary, **tables
         )
-        return page
 
 
 def fetched(timeout: float) -> tuple[str | None, list[Record]]:

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 import threading
 
 from lossycoll.plan.grid import parse
 from lossycoll.runtime.keys.secret import find_secret
 
-from .launcher import EXIT_FAILED
+from .launcher import CommandError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("listen", metavar="HOST:PORT", help="where peers join; port 0: any")
     add("--grid", default="", help="its shape, as in 32x32 (default: it follows the peers)")
-    add(
-        "--new",
-        action="store_true",
-        help="take peers at once (default: newcomers wait for 8 s, in which those of a directory "
-        "that was here before may come)",
+    how = (
+        "take peers at once (default: newcomers wait for 8 s, in which those of a directory "
+        "that was here before may come)"
     )
+    add("--new", action="store_true", help=how)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,8 +42,7 @@ def run(options: argparse.Namespace) -> int:
         waits = 0.0 if options.new else BEGIN_SECONDS
         server = DirectoryServer(host, port, secret, shape=shape, waits=waits)
     except RendezvousError as error:
-        print(f"lossycoll directory: {error}", file=sys.stderr)
-        return EXIT_FAILED
+        raise CommandError(str(error)) from None
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *rest: ended.set())

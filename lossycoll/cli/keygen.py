@@ -11,13 +11,11 @@ from .launcher import Unwritable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--to",
-        type=Path,
-        metavar="FILE",
-        help="write it to a new file that only its owner can read, for LOSSYCOLL_SECRET_FILE; "
-        "without it, the secret is printed",
+    how = (
+        "write it to a new file that only its owner can read, for LOSSYCOLL_SECRET_FILE; "
+        "without it, the secret is printed"
     )
+    parser.add_argument("--to", type=Path, metavar="FILE", help=how)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from lossycoll.errors import OptionError
 from lossycoll.lab import backends, leftovers, network_io, report, tcp, verify
@@ -32,7 +32,9 @@ from lossycoll.lab.network import LINK_FIELDS, PORT_FIELDS, Network
 from lossycoll.lab.profiles import PROFILES, profile
 
 from .argtypes import real
-from .launcher import Interrupted, exit_status, must_be_writable, save
+from .doctor.checks import Finding, Severity
+from .doctor.command import show
+from .launcher import Interrupted, must_be_writable, save
 
 NUMBERS: Final = {
     "loss": "share of packets lost, on every link within a site, as in 0.01 or 1%%",
@@ -57,6 +59,27 @@ WHOLE: Final = {
     "seed": "of everything drawn",
     "queue_packets": "length of the queues before ports, in packets, instead of --queue-ms",
 }
+REPEATED: Final = {
+    "link": (
+        "A-B:NAME=N,...",
+        "one link that differs, in one direction: 0-1:loss=0.3,delay_ms=40 is from host 0 to "
+        "host 1, and 1-0 is the way back",
+    ),
+    "port": ("HOST:NAME=N,...", "one host's port that differs, as in 2:up_mbit=10"),
+    "at": (
+        "S:[WHERE:]NAME=N,...",
+        "what changes S seconds after the ranks were started, as in 5:rate=10 (all ports), "
+        "5:delay=200, 8:loss=1%% (all links within sites), 5:policer=10; WHERE is 0-1 for a link, "
+        "2 for a host's port, wan for what is between sites",
+    ),
+    "tcp": (
+        "NAME[:COUNT[:A-B]][@SHARE]",
+        "flows of TCP with that congestion control that send while the job runs, from host A "
+        "to host B (0-1, 1-2, and so on), as in cubic:2; with @20%% for a fifth of each second, "
+        "which makes a tail of round trips; both are said at the end",
+    ),
+}
+"""Form and meaning of the options that may be repeated."""
 HEADINGS: Final = (
     *("link", "sent as", "loss asked", "got", "burst asked", "got"),
     *("RTT asked, ms", "got", "Mbit/s", ""),
@@ -70,33 +93,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "action", nargs="?", default="run", type=_action, metavar="ACTION", help=actions
     )
-    _add_network(command)
-    _add_events(command)
-    parser = command.add_argument_group("the laboratory")
-    parser.add_argument(
-        "--backend", default="auto", choices=("auto", *BACKENDS), help="what makes the network"
-    )
-    parser.add_argument("--timeout", type=real(0), metavar="S", help="end the job after S seconds")
-    parser.add_argument(
-        "--grace",
-        type=real(0),
-        default=GRACE_SECONDS,
-        metavar="S",
-        help="how long ranks have to end when one has failed (%(default)g s)",
-    )
-    parser.add_argument(
-        "--counters", metavar="PATH", help="write what was counted and what took packets, as JSON"
-    )
-    parser.add_argument(
-        "--mbit",
-        type=real(0.01),
-        default=verify.MBIT,
-        metavar="N",
-        help="what verify offers a link at most (%(default)g)",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print results as JSON, after a job's output its report"
-    )
+    network = command.add_argument_group("the network")
+    _add_network(network)
+    _add_repeated(network, "link", "port")
+    _add_repeated(command.add_argument_group("while a job runs"), "at", "tcp")
+    add = command.add_argument_group("the laboratory").add_argument
+    backends = ("auto", *BACKENDS)
+    add("--backend", default="auto", choices=backends, help="what makes the network")
+    add("--timeout", type=real(0), metavar="S", help="end the job after S seconds")
+    how = "how long ranks have to end when one has failed (%(default)g s)"
+    add("--grace", type=real(0), default=GRACE_SECONDS, metavar="S", help=how)
+    how = "write what was counted and what took packets, as JSON"
+    add("--counters", type=Path, metavar="PATH", help=how)
+    how = "what verify offers a link at most (%(default)g)"
+    add("--mbit", type=real(0.01), default=verify.MBIT, metavar="N", help=how)
+    how = "print results as JSON, after a job's output its report"
+    add("--json", action="store_true", help=how)
 
 
 def _action(text: str) -> str:
@@ -118,18 +130,17 @@ def run(chosen: argparse.Namespace) -> int:
 
 def _run(chosen: argparse.Namespace) -> int:
     if not chosen.words:
-        print("lossycoll lab: nothing to run; write a command after --", file=sys.stderr)
-        return 2
+        raise OptionError("nothing to run; write a command after --")
     network = network_of(chosen)
     steps = steps_of(chosen.at, network)
-    tcp.placed(chosen.tcp, network)
-    if chosen.counters:
-        must_be_writable(Path(chosen.counters))
+    flows = [_flows(text) for text in chosen.tcp]
+    tcp.placed(flows, network)
+    must_be_writable(chosen.counters)
     backend = backends.choose(network, *(later for _, _, later in steps), name=chosen.backend)
     with _stoppable(), Lab(network, backend=backend) as lab:
         _say([f"{_described(network)}, backend {lab.backend}", *report.network(network)])
         changes = [(step[0], partial(_step, lab, *step)) for step in steps]
-        with tcp.running(lab, chosen.tcp) as took:
+        with tcp.running(lab, flows) as took:
             ended = lab.run(
                 chosen.words,
                 timeout=chosen.timeout,
@@ -145,20 +156,16 @@ def _run(chosen: argparse.Namespace) -> int:
         "took": [asdict(row) for row in report.rows(counters)],
         "tcp": report.tcp_data(took[0]) if took else None,
     }
-    counters_file = Path(chosen.counters) if chosen.counters else None
-    unsaved = save(counters_file, json.dumps(data, indent=1))
     if chosen.json:
         print(json.dumps(data))
     _say(_traffic(counters) if network.has_levels else ())
     _say(report.took(counters))
     _say(report.tcp(took[0]) if took else ())
     if unasked := sum(host.unasked for host in counters.hosts):
-        text = (
-            "packets were lost that nobody asked for: the job sent more than this machine carries"
-        )
-        _say([f"{unasked} {text}"])
+        lost = "packets were lost that nobody asked for"
+        _say([f"{unasked} {lost}: the job sent more than this machine carries"])
     _say(f"rank {one.rank} ended with status {one.status}" for one in ended if one.code)
-    return exit_status("lab", max(one.status for one in ended), unsaved)
+    return save(chosen.counters, json.dumps(data, indent=1), max(one.status for one in ended))
 
 
 def _step(lab: Lab, when: float, text: str, network: Network) -> None:
@@ -200,70 +207,64 @@ def _stoppable() -> Iterator[None]:
     def stop(number: int, _: object) -> None:
         raise Interrupted(f"stopped by {signal.Signals(number).name}; all ranks have been ended")
 
-    if threading.current_thread() is not threading.main_thread():
+    # Shells have what they start in the background ignore SIGINT.
+    handlers = {signal.SIGTERM: stop, signal.SIGINT: signal.default_int_handler}
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = stop
+    with contextlib.ExitStack() as undo:
+        if threading.current_thread() is threading.main_thread():
+            for which, handler in handlers.items():
+                undo.callback(signal.signal, which, signal.signal(which, handler))
         yield
-        return
-    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
-    ending = (signal.SIGTERM, *([signal.SIGHUP] if hangs_up else []))
-    before = {which: signal.signal(which, stop) for which in ending}
-    # Shells have what they start in the background ignore it.
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler)
 
 
 def _verify(chosen: argparse.Namespace) -> int:
     network = network_of(chosen)
-    rows = []
-    table = Table(box=None, pad_edge=False)
-    for heading in HEADINGS:
-        table.add_column(heading, justify="right", no_wrap=True)
     with _stoppable(), Lab(network, backend=chosen.backend) as lab:
-        backend = lab.backend
-        for row in verify.verify(lab, mbit=chosen.mbit):
-            rows.append(row)
-            _add(table, row)
+        rows = list(verify.verify(lab, mbit=chosen.mbit))
         gateways = list(verify.verify_gateways(lab))
     complaints = [f"{row.pair[0]}-{row.pair[1]}: {text}" for row in rows for text in row.complaints]
     complaints += [f"site {one.sites[0]}: {text}" for one in gateways for text in one.complaints]
     if chosen.json:
         data: dict[str, Any] = {
+            "backend": lab.backend,
             "links": [row.as_json() for row in rows],
             "gateways": [{**asdict(one), "complaints": one.complaints} for one in gateways],
+            "ok": not complaints,
         }
-        print(json.dumps({"backend": backend, **data, "ok": not complaints}, allow_nan=False))
-    else:
-        console = Console(width=max(WIDTH, Console().width))
-        console.print(f"backend {backend}, {_described(network)}, MTU {network.mtu}")
-        console.print(table, highlight=False)
-        for one in gateways:
-            console.print(
-                f"site {one.sites[0]} to {one.sites[1]}: {one.asked:g} Mbit/s asked, "
-                f"{one.offered:g} offered, {one.got:.0f} got through",
-                highlight=False,
-            )
-        for text in complaints:
-            console.print(f"not as asked: {text}", highlight=False, markup=False)
+        print(json.dumps(data, allow_nan=False))
+        return 1 if complaints else 0
+    lines = [
+        f"site {one.sites[0]} to {one.sites[1]}: {one.asked:g} Mbit/s asked, "
+        f"{one.offered:g} offered, {one.got:.0f} got through"
+        for one in gateways
+    ]
+    console = Console(width=max(WIDTH, Console().width), highlight=False, markup=False)
+    console.print(f"backend {lab.backend}, {_described(network)}, MTU {network.mtu}")
+    console.print(_links(rows))
+    for line in (*lines, *(f"not as asked: {text}" for text in complaints)):
+        console.print(line)
     return 1 if complaints else 0
 
 
-def _add(table: Table, row: verify.LinkCheck) -> None:
-    for name, one in (("datagrams", row.plain), ("aggregates", row.aggregated)):
-        table.add_row(
-            f"{row.pair[0]}-{row.pair[1]}",
-            name,
-            f"{row.link.loss:.3%}",
-            f"{one.loss:.3%}",
-            f"{row.link.mean_burst:.2f}" if row.link.loss else "-",
-            f"{one.burst:.2f}" if one.lost else "-",
-            f"{row.round_trip_asked:.2f}",
-            f"{row.round_trip:.2f}" if math.isfinite(row.round_trip) else "-",
-            f"{one.mbit:.0f}",
-            "ok" if not row.complaints else "not as asked",
-        )
+def _links(rows: Iterable[verify.LinkCheck]) -> Table:
+    columns = (Column(heading, justify="right", no_wrap=True) for heading in HEADINGS)
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        for name, one in (("datagrams", row.plain), ("aggregates", row.aggregated)):
+            table.add_row(
+                f"{row.pair[0]}-{row.pair[1]}",
+                name,
+                f"{row.link.loss:.3%}",
+                f"{one.loss:.3%}",
+                f"{row.link.mean_burst:.2f}" if row.link.loss else "-",
+                f"{one.burst:.2f}" if one.lost else "-",
+                f"{row.round_trip_asked:.2f}",
+                f"{row.round_trip:.2f}" if math.isfinite(row.round_trip) else "-",
+                f"{one.mbit:.0f}",
+                "ok" if not row.complaints else "not as asked",
+            )
+    return table
 
 
 def _check(chosen: argparse.Namespace) -> int:
@@ -271,12 +272,8 @@ def _check(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print(json.dumps([asdict(one) for one in findings]))
     else:
-        table = Table(box=None, pad_edge=False)
-        for _ in range(3):
-            table.add_column(overflow="fold")
-        for one in findings:
-            table.add_row("[green]ok[/]" if one.good else "[yellow]no[/]", one.name, one.found)
-        Console().print(table, highlight=False)
+        severity = {True: Severity.OK, False: Severity.WARN}
+        show([Finding(one.name, one.found, severity[one.good]) for one in findings], Console())
     return 0 if backends.can_run(findings) else 1
 
 
@@ -307,94 +304,57 @@ def _profiles(chosen: argparse.Namespace) -> int:
     return 0
 
 
-def _add_network(command: argparse.ArgumentParser) -> None:
-    parser = command.add_argument_group("the network")
-    known = ", ".join(PROFILES)
-    parser.add_argument("--profile", default="clean", metavar="NAME", help=f"one of {known}")
-    parser.add_argument("--file", metavar="PATH", help="a network in JSON or TOML, not a profile")
+def _add_network(parser: argparse._ActionsContainer) -> None:
+    add = parser.add_argument
+    add("--profile", default="clean", metavar="NAME", help=f"one of {', '.join(PROFILES)}")
+    add("--file", metavar="PATH", help="a network in JSON or TOML, not a profile")
     for name, meaning in WHOLE.items():
-        parser.add_argument(_flag(name), type=int, metavar="N", dest=name, help=meaning)
-    parser.add_argument(
-        "--ranks",
-        type=_ranks,
-        metavar="N[,N...]",
-        help="of a job on each host: one number, or one for each host",
-    )
+        add(_flag(name), type=int, metavar="N", dest=name, help=meaning)
+    how = "of a job on each host: one number, or one for each host"
+    add("--ranks", type=_ranks, metavar="N[,N...]", help=how)
     add_numbers(parser, NUMBERS)
-    parser.add_argument(
-        "--congestion",
-        metavar="NAME",
-        help="TCP's congestion control on all hosts: cubic, bbr, reno or what the kernel has "
-        "(the machine's)",
+    how = (
+        "TCP's congestion control on all hosts: cubic, bbr, reno or what the kernel has "
+        "(the machine's)"
     )
-    parser.add_argument(
-        "--wan",
-        metavar="[PROFILE,]NAME=N,...",
-        help="between sites: rate=1g,delay=20ms,loss=1%% is a rate per site, shared by its hosts, "
+    add("--congestion", metavar="NAME", help=how)
+    how = (
+        "between sites: rate=1g,delay=20ms,loss=1%% is a rate per site, shared by its hosts, "
         "and a one-way delay and loss of each pair of hosts; a profile's name stands for its link "
-        "and its port",
+        "and its port"
     )
-    parser.add_argument(
-        "--link",
-        action="append",
-        default=[],
-        metavar="A-B:NAME=N,...",
-        help="one link that differs, in one direction: 0-1:loss=0.3,delay_ms=40 is from host 0 to "
-        "host 1, and 1-0 is the way back; may be repeated",
-    )
-    parser.add_argument(
-        "--port",
-        action="append",
-        default=[],
-        metavar="HOST:NAME=N,...",
-        help="one host's port that differs, as in 2:up_mbit=10",
-    )
+    add("--wan", metavar="[PROFILE,]NAME=N,...", help=how)
+
+
+def _add_repeated(parser: argparse._ActionsContainer, *names: str) -> None:
+    for name in names:
+        form, meaning = REPEATED[name]
+        text = f"{meaning}; may be repeated"
+        parser.add_argument(f"--{name}", action="append", default=[], metavar=form, help=text)
 
 
 def add_numbers(parser: argparse._ActionsContainer, table: Mapping[str, str]) -> None:
-    """An option for each field of links or ports in ``table``, which has what it means."""
+    """An option for each field of links or ports in ``table``, which has what it means; its value
+    may have a unit: :func:`numbers`."""
     for name, meaning in table.items():
-        kind = partial(_number, name)
-        parser.add_argument(_flag(name), type=kind, metavar="N", dest=name, help=meaning)
+        parser.add_argument(_flag(name), metavar="N", dest=name, help=meaning)
+
+
+def numbers(options: argparse.Namespace, table: Mapping[str, str]) -> dict[str, Any]:
+    """Values of the options of :func:`add_numbers` that are given. OptionError for none."""
+    return {name: _number(name, text) for name, text in given(options, table).items()}
+
+
+def _number(name: str, text: str | float) -> float:
+    """``1%``, ``20ms``, ``1g``, or the same as plain numbers; a sweep has set a number itself."""
+    found = network_io.quantity(name, name, text) if isinstance(text, str) else text
+    if found is None:
+        raise OptionError(f"{name} is {text!r}, wanted a number")
+    return found
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
-
-
-def _number(name: str, text: str) -> float:
-    """``1%``, ``20ms``, ``1g``, or the same as plain numbers."""
-    try:
-        found = network_io.quantity(name, name, text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} isn't a number")
-    return found
-
-
-def _add_events(command: argparse.ArgumentParser) -> None:
-    """The options that say what happens while a job runs."""
-    parser = command.add_argument_group("while a job runs")
-    parser.add_argument(
-        "--at",
-        action="append",
-        default=[],
-        metavar="S:[WHERE:]NAME=N,...",
-        help="what changes S seconds after the ranks were started, as in 5:rate=10 (all ports), "
-        "5:delay=200, 8:loss=1%% (all links within sites), 5:policer=10; WHERE is 0-1 for a link, "
-        "2 for a host's port, wan for what is between sites; may be repeated",
-    )
-    parser.add_argument(
-        "--tcp",
-        action="append",
-        default=[],
-        type=_flows,
-        metavar="NAME[:COUNT[:A-B]][@SHARE]",
-        help="flows of TCP with that congestion control that send while the job runs, from host A "
-        "to host B (0-1, 1-2, and so on), as in cubic:2; with @20%% for a fifth of each second, "
-        "which makes a tail of round trips; both are said at the end; may be repeated",
-    )
 
 
 def steps_of(texts: Iterable[str], network: Network) -> list[tuple[float, str, Network]]:
@@ -435,16 +395,12 @@ def _changed(network: Network, text: str) -> Network:
 def _flows(text: str) -> tcp.Flows:
     """``cubic``, ``cubic:2``, ``cubic:2:0-1``, each with ``@20%`` behind it or not."""
     before, at, behind = text.partition("@")
-    share = _number("share", behind) if at else 1.0
     name, _, rest = before.partition(":")
     count, _, pair = rest.partition(":")
     if count and not count.isdecimal():
-        wanted = "NAME[:COUNT[:A-B]][@SHARE], as in cubic:2"
-        raise argparse.ArgumentTypeError(f"{text!r} isn't {wanted}")
-    try:
-        return tcp.Flows(name, int(count or 1), network_io.pair(pair) if pair else None, share)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+        raise OptionError(f"--tcp {text!r} isn't NAME[:COUNT[:A-B]][@SHARE], as in cubic:2")
+    share = _number("share", behind) if at else 1.0
+    return tcp.Flows(name, int(count or 1), network_io.pair(pair) if pair else None, share)
 
 
 def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
@@ -455,19 +411,16 @@ def given(options: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
 def network_of(options: argparse.Namespace) -> Network:
     """A profile or a file, changed by what else is written. OptionError for what can't be."""
     network = network_io.load(options.file) if options.file else profile(options.profile)
-    network = network.with_parts(**given(options, (*WHOLE, "ranks", "congestion", *NUMBERS)))
+    changes = given(options, (*WHOLE, "ranks", "congestion")) | numbers(options, NUMBERS)
+    network = network.with_parts(**changes)
     if options.wan is not None:
         if network.sites == 1:
             raise OptionError("--wan is what is between sites, and there is one; set --sites")
         network = network_io.wan(network, options.wan)
-    for text in options.link:
-        where, values = _split(text)
-        changes = network_io.values(values)
-        network = network.with_link(network_io.pair(where), **changes)
-    for text in options.port:
-        where, values = _split(text)
-        changes = network_io.values(values, network_io.PORT_RATE)
-        network = network.with_port(network_io.host(where), **changes)
+    for text in (*options.link, *options.port):
+        if ":" not in text:
+            raise OptionError(f"{text!r} isn't WHERE:NAME=N,...")
+        network = _changed(network, text)
     return network
 
 
@@ -479,13 +432,6 @@ def _ranks(text: str) -> int | tuple[int, ...]:
         wanted = "a whole number, or one for each host, as in 3,2"
         raise argparse.ArgumentTypeError(f"{text!r} isn't {wanted}") from None
     return numbers if len(numbers) > 1 else numbers[0]
-
-
-def _split(text: str) -> tuple[str, str]:
-    where, colon, values = text.partition(":")
-    if not colon:
-        raise OptionError(f"{text!r} isn't WHERE:NAME=N,...")
-    return where, values
 
 
 ACTIONS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], str]]] = {

@@ -17,28 +17,49 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
+RESULT = "ranks.json"
+HOST_SECONDS = 900.0
+"""Longest job on hosts of a laboratory."""
 POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 15
 EXIT_FAILED = 1
+EXIT_USAGE = 2  # as argparse's
+EXIT_INTERRUPTED = 130
+"""Status that a shell reports for a program that SIGINT ended."""
 
 
-class LaunchError(RuntimeError):
+class CommandError(RuntimeError):
+    """The reason why a command ends, in one line, and the program's exit status."""
+
+    status = EXIT_FAILED
+
+
+class LaunchError(CommandError):
     """A rank failed; the text ends with what it wrote last."""
 
 
-class Interrupted(RuntimeError):
+class Interrupted(CommandError):
     """The user or the system asked the job to stop; its ranks are gone."""
 
+    status = EXIT_INTERRUPTED
 
-class Unwritable(RuntimeError):
+
+class Unwritable(CommandError):
     """There is no writing to where the results are to go."""
 
+    status = EXIT_USAGE
 
-def must_be_writable(file: Path, *, make_folder: bool = False) -> None:
+
+def must_be_writable(file: Path | None, *, make_folder: bool = False) -> None:
     """Raises Unwritable when ``file`` can't be written, which is better known before a long run.
     Tried out, not looked up: permissions say nothing of a full or odd file system."""
+    if file is None:
+        return
     try:
         if make_folder:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -51,39 +72,49 @@ def must_be_writable(file: Path, *, make_folder: bool = False) -> None:
         raise Unwritable(f"cannot write to {file}: {error.strerror}") from error
 
 
-def save(file: Path | None, text: str) -> Unwritable | None:
-    """Writes results. Returns why that failed, for :func:`exit_status`: they are printed first."""
+def save(file: Path | None, text: str, status: int = 0) -> int:
+    """Writes results that have been printed, and returns the command's ``status``. Unwritable has
+    that status, too, where it tells of a failure of the command itself."""
     try:
         if file is not None:
             file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
-        return Unwritable(f"{file} can't be written: {error.strerror}")
-    return None
-
-
-def exit_status(command: str, status: int, unsaved: Unwritable | None) -> int:
-    """Status of a command that has printed its results. Raises ``unsaved``, but only says so where
-    ``status`` has a failure of the command itself to tell."""
-    if unsaved is not None and not status:
-        raise unsaved
-    if unsaved is not None:
-        print(f"lossycoll {command}: {unsaved}", file=sys.stderr)
+        unsaved = Unwritable(f"{file} can't be written: {error.strerror}")
+        unsaved.status = status or EXIT_USAGE
+        raise unsaved from None
     return status
+
+
+@contextlib.contextmanager
+def progress(
+    console: Console, label: str, total: int
+) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A bar that shows how far ranks are, and takes their events: ``done``, and a ``note``."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[note]:<20}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console) as shown:
+        task = shown.add_task(label, total=total, note="starting ranks")
+        yield lambda event: shown.update(task, completed=event["done"], note=event["note"])
 
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """A temporary folder. It stays when a rank fails: the error points to the logs in it."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    failed = False
-    try:
-        yield folder
-    except LaunchError:
-        failed = True
-        raise
-    finally:
-        if not failed:
-            shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as undo:
+        folder = tempfile.mkdtemp(prefix=prefix)
+        undo.callback(shutil.rmtree, folder, ignore_errors=True)
+        try:
+            yield Path(folder)
+        except LaunchError:
+            undo.pop_all()
+            raise
 
 
 class EventWriter:
@@ -107,21 +138,37 @@ def launch(
     ranks: int,
     folder: Path,
     environment: Mapping[str, str | None],
-    on_event: Callable[[dict[str, Any]], None],
-) -> None:
-    """Runs ``module`` on ``ranks`` ranks and returns when all of them have ended well.
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+    lab: Any = None,
+) -> Any:
+    """Runs ``module`` on ``ranks`` ranks until all of them have ended well, and returns what rank 0
+    has written to ranks.json beside its configuration; None: nothing.
 
-    ``folder`` receives the configuration, the events and each rank's output. A value
-    of None in ``environment`` takes that variable away from the ranks.
+    ``folder`` receives the configuration, the events and each rank's output. A value of None in
+    ``environment`` takes that variable away from the ranks. ``lab``: a Lab, on whose hosts they are
+    (without its type, by which the package would import itself in a circle).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    events = folder / "events.jsonl"
+    result, events, file = (folder / name for name in (RESULT, "events.jsonl", "config.json"))
+    result.unlink(missing_ok=True)
     events.write_text("", encoding="utf-8")
-    config_file = folder / "config.json"
-    config_file.write_text(json.dumps({**config, "events": str(events)}), encoding="utf-8")
-    command = [sys.executable, "-u", "-m", module, str(config_file)]
+    file.write_text(json.dumps({**config, "events": str(events)}), encoding="utf-8")
+    command = [sys.executable, "-u", "-m", module, str(file)]
     with _follow(events, on_event):
-        run_ranks(command, ranks=ranks, folder=folder, environment=environment)
+        if lab is None:
+            run_ranks(command, ranks=ranks, folder=folder, environment=environment)
+        else:
+            _run_on_hosts(lab, command, environment)
+    return json.loads(result.read_text(encoding="utf-8")) if result.exists() else None
+
+
+def _run_on_hosts(lab: Any, command: Sequence[str], environment: Mapping[str, str | None]) -> None:
+    # A host has one interface, and the laboratory names it.
+    own = {name: v for name, v in on_one_machine().items() if name != "GLOO_SOCKET_IFNAME"}
+    for rank in lab.run(command, {**own, **environment}, timeout=HOST_SECONDS):
+        if rank.code:
+            text = f"rank {rank.rank} failed in the laboratory with exit code {rank.code}"
+            raise LaunchError(_with_last_lines(text, rank.output))
 
 
 def run_ranks(
@@ -196,11 +243,9 @@ def _follow(path: Path, on_event: Callable[[dict[str, Any]], None]) -> Iterator[
             kept = ""
             while True:
                 last_round = ended.is_set()
-                while chunk := lines.readline():
-                    kept += chunk
-                    if kept.endswith("\n"):
-                        on_event(json.loads(kept))
-                        kept = ""
+                *whole, kept = (kept + lines.read()).split("\n")
+                for line in whole:
+                    on_event(json.loads(line))
                 if last_round:
                     return
                 ended.wait(POLL_SECONDS)
@@ -217,14 +262,12 @@ def _follow(path: Path, on_event: Callable[[dict[str, Any]], None]) -> Iterator[
 def _explain(failures: Mapping[int, Any], logs: Path) -> str:
     """The failure that came first is the cause; the others follow from it."""
     rank, first = min(failures.items(), key=lambda item: item[1].timestamp)
+    said = (path.read_text("utf-8", "replace") for path in logs.rglob(f"{rank}/stderr.log"))
     text = f"rank {rank} failed with exit code {first.exitcode}; its output is under {logs}"
-    for path in sorted(logs.rglob(f"{rank}/stderr.log")):
-        lines = last_lines(path.read_text(encoding="utf-8", errors="replace"))
-        text = "\n".join([text, *("  " + line for line in lines)])
-    return text
+    return _with_last_lines(text, "".join(said))
 
 
-def last_lines(output: str) -> list[str]:
-    """Those that tell why a rank failed. Behind them Triton's bindings may list what leaked."""
+def _with_last_lines(text: str, output: str) -> str:
+    """A text, and what tells why a rank failed. Behind that Triton's bindings may list leaks."""
     said, _, _ = output.partition("nanobind: leaked")
-    return said.splitlines()[-LOG_TAIL_LINES:]
+    return "\n".join([text, *(f"  {line}" for line in said.splitlines()[-LOG_TAIL_LINES:])])

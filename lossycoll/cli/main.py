@@ -8,49 +8,38 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
+from importlib import import_module, metadata
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
 from lossycoll.errors import LabError, OptionError
 
-from . import directory, keygen, lab, plan_threshold, rekey, report, status, top, trial
-from .bench import command as bench
-from .bench.nccl import NcclMissing
-from .demo import command as demo
-from .doctor import command as doctor
-from .launcher import EXIT_FAILED, Interrupted, LaunchError, Unwritable
-from .simulate import command as simulate
+from .launcher import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
-EXIT_USAGE = 2  # as argparse's
-COMMANDS = {
-    "demo": demo,
-    "bench": bench,
-    "doctor": doctor,
-    "lab": lab,
-    "try": trial,
-    "plan-threshold": plan_threshold,
-    "simulate": simulate,
-    "directory": directory,
-    "keygen": keygen,
-    "rekey": rekey,
-    "status": status,
-    "top": top,
-    "report": report,
+COMMANDS: Final = {
+    "demo": "demo.command",
+    "bench": "bench.command",
+    "doctor": "doctor.command",
+    "lab": "lab",
+    "try": "trial",
+    "plan-threshold": "plan_threshold",
+    "simulate": "simulate.command",
+    "directory": "directory",
+    "keygen": "keygen",
+    "rekey": "rekey",
+    "status": "status",
+    "top": "top",
+    "report": "report",
 }
+"""Names of the commands, and their modules. The one that is called is imported alone: where the
+engine doesn't load, the doctor says so."""
 TAKE_A_COMMAND = ("lab", "try")
-# What a shell reports for a program that SIGINT ended.
-EXIT_INTERRUPTED = 130
-# And for one that SIGPIPE ended.
 EXIT_UNREAD = 141
-
-
+"""Status that a shell reports for a program that SIGPIPE ended."""
 FIRST_WORDS = f"""\
 usage: lossycoll COMMAND [OPTIONS], where COMMAND is one of {", ".join(COMMANDS)}
 try "lossycoll doctor" first, then "lossycoll demo"; "lossycoll --help" says what each does
 """
-
-
 NEGATIVE: Final = re.compile(r"-(\.?\d|inf\b|nan\b)", re.IGNORECASE)
 
 
@@ -98,17 +87,19 @@ def _did_you_mean(word: str, known: Sequence[str]) -> str:
     return f"; did you mean {near[0]}?" if near else ""
 
 
-def parser() -> Parser:
+def parser(command: str = "") -> Parser:
+    """The parser of one command, or of all where it is none of them."""
     root = Parser(
         prog="lossycoll", description="Collectives for PyTorch that lose packets on purpose."
     )
     root.add_argument("--version", action="version", version=metadata.version("lossycoll"))
     commands = root.add_subparsers(dest="command", metavar="COMMAND")
-    for name, module in COMMANDS.items():
+    for name in [command] if command in COMMANDS else COMMANDS:
+        module = import_module(f"{__package__}.{COMMANDS[name]}")
         summary = (module.__doc__ or "").splitlines()[0]
-        command = commands.add_parser(name, help=summary, description=summary)
-        module.add_arguments(command)
-        command.set_defaults(run=module.run, parser=command)
+        own = commands.add_parser(name, help=summary, description=summary)
+        module.add_arguments(own)
+        own.set_defaults(run=module.run, parser=own)
     root.commands = commands.choices
     return root
 
@@ -120,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # What follows is somebody else's command line.
         at = given.index("--")
         given, words = given[:at], given[at + 1 :]
-    root = parser()
+    root = parser(given[0] if given else "")
     if words is not None:
         root.commands[given[0]].check_options(given)
     options, unknown = root.parse_known_args(given, argparse.Namespace(words=words, parser=root))
@@ -140,11 +131,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_UNREAD
     except KeyboardInterrupt:
         return _complain(options.command, "stopped", EXIT_INTERRUPTED)
-    except Interrupted as error:
-        return _complain(options.command, error, EXIT_INTERRUPTED)
-    except (LaunchError, LabError, NcclMissing) as error:
+    except CommandError as error:
+        return _complain(options.command, error, error.status)
+    except LabError as error:
         return _complain(options.command, error, EXIT_FAILED)
-    except (OptionError, Unwritable) as error:
+    except OptionError as error:
         return _complain(options.command, error, EXIT_USAGE)
     return status
 

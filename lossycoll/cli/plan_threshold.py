@@ -17,7 +17,7 @@ from typing import Any, Final, get_args
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from lossycoll.simulate.theory import Empirical, Noise, fit, noise_curve, normal_curve
 from lossycoll.simulate.threshold import Choice, Cut, Point, choose, choose_at, curve, profiles
@@ -32,23 +32,15 @@ MOST_WORKERS: Final = 1 << 14
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("times", type=Path, help="file of recorded times (the page DropCompute has its format)")
-    add(
-        "--workers",
-        type=whole(1, MOST_WORKERS),
-        help="predict for this many ranks, by resampling the recorded ones' steps",
+    how = "predict for this many ranks, by resampling the recorded ones' steps"
+    add("--workers", type=whole(1, MOST_WORKERS), help=how)
+    how = "the smallest threshold that drops at most this share, rather than the best"
+    add("--drop-rate", type=share, help=how)
+    how = (
+        "what becomes of the micro-batch that the threshold falls into: dropped, and the step "
+        "ends with the last finished one (default) or at the threshold; or started, so finished"
     )
-    add(
-        "--drop-rate",
-        type=share,
-        help="the smallest threshold that drops at most this share, rather than the best",
-    )
-    add(
-        "--cut",
-        choices=get_args(Cut),
-        default="finished",
-        help="what becomes of the micro-batch that the threshold falls into: dropped, and the step "
-        "ends with the last finished one (default) or at the threshold; or started, so finished",
-    )
+    add("--cut", choices=get_args(Cut), default="finished", help=how)
     add("--seed", type=whole(0, 2**31 - 1), default=0, help="of the resampling (default 0)")
     add("--picture", type=Path, metavar="FILE.png", help="where to draw the curve")
     add("--json", action="store_true", help="print the result as JSON, not as a table")
@@ -63,11 +55,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(as_json(prediction.choice), allow_nan=False))
     else:
-        for line in head(prediction):
-            console.print(line, markup=False, highlight=False)
+        console.print("\n".join(head(prediction)), markup=False, highlight=False)
         console.print(table(prediction))
-        for line in remarks(prediction):
-            console.print(line, markup=False, highlight=False)
+        console.print("\n".join(remarks(prediction)), markup=False, highlight=False)
     if options.picture is not None and (plt := pyplot(errors)) is not None:
         draw(plt, prediction, options.picture)
         console.print(f"picture: {options.picture}", markup=False, highlight=False)
@@ -96,26 +86,18 @@ class Prediction:
 
     recorded: Recorded
     choice: Choice
-    times: Times
-    """The times that the choice was made from: recorded, or resampled."""
-    workers: int
+    times: Times  # that the choice was made from: recorded, or resampled
     resampled: bool
-    noise: Noise
-    """The distribution that fits the recorded micro-batches."""
-    independent: tuple[Point, ...]
-    """The curve if micro-batches are as they were recorded, but independent."""
-    fitted: tuple[Point, ...]
-    """The curve if micro-batches are independent draws of ``noise``."""
-    paper: tuple[Point, ...]
-    """The curve by the paper's formula from their mean and deviation."""
-    at: Point | None
-    """The chosen threshold's point; None for no threshold."""
-    harmless: Choice | None
-    """The choice for HARMLESS_DROP, if the best threshold drops more."""
+    noise: Noise  # the distribution that fits the recorded micro-batches
+    independent: tuple[Point, ...]  # the curve of micro-batches as recorded, but independent
+    fitted: tuple[Point, ...]  # the curve of independent draws of ``noise``
+    paper: tuple[Point, ...]  # the curve by the paper's formula from their mean and deviation
+    at: Point | None  # the chosen threshold's; None for no threshold
+    harmless: Choice | None  # for HARMLESS_DROP, if the best threshold drops more
 
     @property
-    def full_seconds(self) -> float:
-        return self.choice.curve[-1].step_seconds
+    def workers(self) -> int:
+        return int(self.times.shape[1])
 
 
 def predict(
@@ -144,7 +126,6 @@ def predict(
         recorded=recorded,
         choice=choice,
         times=used,
-        workers=ranks,
         resampled=workers is not None,
         noise=noise,
         independent=noise_curve(taus, ranks, count, recorded_noise, communication),
@@ -195,20 +176,18 @@ def head(prediction: Prediction) -> list[str]:
 
 def table(prediction: Prediction) -> Table:
     """Some points of the curve, the chosen one marked."""
-    out = Table(box=None, padding=(0, 2, 0, 0))  # fits 80 columns
-    for heading in ("threshold, s", "dropped", "step, s", "speed-up", "independent", "fitted"):
-        out.add_column(heading, justify="right", no_wrap=True)
-    out.add_column("", no_wrap=True)
+    names = ("threshold, s", "dropped", "step, s", "speed-up", "independent", "fitted")
+    columns = (Column(name, justify="right", no_wrap=True) for name in names)
+    out = Table(*columns, Column(no_wrap=True), box=None, padding=(0, 2, 0, 0))  # fits 80 columns
     points = prediction.choice.curve
     shown = np.unique(np.linspace(0, len(points) - 1, ROWS).round().astype(int))
-    rows = [points[i] for i in shown]
+    rows = {points[i].threshold: points[i] for i in shown}
     if prediction.at is not None:
-        rows = [point for point in rows if point.threshold != prediction.at.threshold]
-        rows.append(prediction.at)
-    speedups = [point.speedup for point in rows]
+        rows[prediction.at.threshold] = prediction.at
+    speedups = [point.speedup for point in rows.values()]
     least, most = min(speedups), max(speedups)
     compared = (prediction.independent, prediction.fitted)
-    for point in sorted(rows, key=lambda point: point.threshold):
+    for _, point in sorted(rows.items()):
         chosen = point is prediction.at
         # From the least to the most: their ratio is in the figures.
         bar = "#" * (1 + round((BAR - 1) * (point.speedup - least) / max(most - least, 1e-9)))
@@ -241,7 +220,7 @@ def remarks(prediction: Prediction) -> list[str]:
         lines = [
             f"threshold {choice.threshold:.4g} s: {choice.drop_rate:.1%} of the micro-batches are "
             f"dropped, a step takes {at.step_seconds:.4g} s rather than "
-            f"{prediction.full_seconds:.4g} s, effective speed-up {choice.speedup:.3f}"
+            f"{choice.curve[-1].step_seconds:.4g} s, effective speed-up {choice.speedup:.3f}"
         ]
         if prediction.harmless is not None:
             lines.append(
@@ -291,10 +270,8 @@ def draw(plt: Any, prediction: Prediction, path: Path) -> None:
     for axes in (gain, cost):
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set(ylabel="effective speed-up")
-    gain.set(xlabel="threshold, s")
-    gain.set_title("Speed-up against the threshold")
-    cost.set(xlabel="micro-batches dropped, %")
-    cost.set_title("Speed-up against what is dropped")
+    gain.set(title="Speed-up against the threshold", xlabel="threshold, s")
+    cost.set(title="Speed-up against what is dropped", xlabel="micro-batches dropped, %")
     _spread(spread, prediction)
     besides = f"{prediction.recorded.communication:.3g} s of a step besides compute"
     figure.suptitle(f"DropCompute, {prediction.workers} ranks, {besides}")
@@ -311,9 +288,10 @@ def draw(plt: Any, prediction: Prediction, path: Path) -> None:
 
 def _own(axes: Any, others: list[str]) -> tuple[list[Any], list[str]]:
     """Entries that the legend below the figure does not have."""
-    entries = zip(*axes.get_legend_handles_labels(), strict=True)
-    own = [(handle, label) for handle, label in entries if label not in others]
-    return [handle for handle, _ in own], [label for _, label in own]
+    own = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    for label in others:
+        own.pop(label, None)
+    return list(own.values()), list(own)
 
 
 def _spread(axes: Any, prediction: Prediction) -> None:
@@ -326,5 +304,5 @@ def _spread(axes: Any, prediction: Prediction) -> None:
     if prediction.at is not None:
         axes.axvline(prediction.at.threshold, **CHOSEN)
     axes.margins(x=0.05)
-    axes.set(xlabel="compute in a step, s", ylabel="share of the steps done by then")
-    axes.set_title("What a threshold cuts off")
+    axes.set(title="What a threshold cuts off", xlabel="compute in a step, s")
+    axes.set(ylabel="share of the steps done by then")

@@ -29,8 +29,6 @@ def pyplot(errors: Console) -> Any:
 
 def must_be_png(picture: Path | None) -> None:
     """Refuses a file for a picture that isn't a PNG, or can't be written."""
-    if picture is None:
-        return
-    if picture.suffix.lower() != ".png":
+    if picture is not None and picture.suffix.lower() != ".png":
         raise OptionError(f"--picture {picture}: not a .png; pictures are PNG")
     must_be_writable(picture)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import heapq
 import html
 import io
 import json
 import math
-import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from rich.console import Console
 
 from lossycoll.runtime.world.job_status import ALIVE, in_words
 
-from .launcher import EXIT_FAILED, Unwritable, must_be_writable
+from .launcher import CommandError, must_be_writable, save
 from .plotting import pyplot
 from .status import BAD_LOSS, NOT_THERE
 
-Series = dict[str, list[tuple[float, float]]]
-"""(seconds since the job's first line, value) by name."""
+Points: TypeAlias = list[tuple[float, float]]
+Series: TypeAlias = dict[str, Points]
+History: TypeAlias = list[tuple[float, Mapping[str, Any]]]
+"""What a rank has told, and when. Times are seconds since the job's first line."""
 MOST_LINES: Final = 12
 """Series of a chart: those that are worst."""
 MOST_ROWS: Final = 64
@@ -43,76 +48,38 @@ th {{ border-bottom: 2px solid #888 }} td:first-child, th:first-child {{ text-al
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        type=Path,
-        help="what LOSSYCOLL_METRICS=/path/job.jsonl has written, one file for each machine",
-    )
-    parser.add_argument(
-        "--output", type=Path, default=Path("report.html"), metavar="FILE.html",
-        help="the page (default: report.html)",
-    )  # fmt: skip
-    parser.add_argument("--session", default="", help="the job, where files have several")
+    add = parser.add_argument
+    how = "what LOSSYCOLL_METRICS=/path/job.jsonl has written, one file for each machine"
+    add("files", metavar="FILE", nargs="+", type=Path, help=how)
+    how = "the page (default: %(default)s)"
+    add("--output", type=Path, default="report.html", metavar="FILE.html", help=how)
+    add("--session", default="", help="the job, where files have several")
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        jobs = read_files(options.files)
-        job = chosen(jobs, options.session)
-    except NoFigures as error:
-        print(f"lossycoll report: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    job = chosen(read_files(options.files), options.session)
     must_be_writable(options.output)
     plt = pyplot(Console(stderr=True))
-    figures = draw(plt, charts_of(job), job.seconds) if plt is not None else []
-    try:
-        options.output.write_text(page_of(job, figures), encoding="utf-8")
-    except OSError as error:
-        raise Unwritable(f"{options.output} can't be written: {error.strerror}") from None
+    figures = [*draw(plt, charts_of(job), job.seconds)] if plt is not None else []
+    save(options.output, page_of(job, figures))
     print(f"{options.output}: {len(job.ranks)} ranks, {in_words(job.seconds)}, {job.lines} lines")
     for line in findings(job):
         print(f"  {line}")
     return 0
 
 
-class NoFigures(Exception):
+class NoFigures(CommandError):
     """A file has no figures of a job."""
 
 
 @dataclass
-class Rank:
-    """A rank's figures over time."""
-
-    times: list[float] = field(default_factory=list)
-    told: list[Mapping[str, Any]] = field(default_factory=list)
-
-    def values(self, name: str) -> list[tuple[float, float]]:
-        found = ((at, one.get(name)) for at, one in zip(self.times, self.told, strict=True))
-        return [(at, float(value)) for at, value in found if value is not None]
-
-    def increases(self, *names: str) -> list[tuple[float, tuple[float, ...]]]:
-        """Increases of counters between two lines, with the time of the later one."""
-        rows = [tuple(float(one["counters"][name]) for name in names) for one in self.told]
-        return [
-            (at, tuple(b - a for a, b in zip(before, after, strict=True)))
-            for at, before, after in zip(self.times[1:], rows, rows[1:], strict=False)
-        ]
-
-    @property
-    def last(self) -> Mapping[str, Any]:
-        return self.told[-1]
-
-
-@dataclass
 class Job:
-    """A job's figures: times are seconds since its first line."""
+    """A job's figures."""
 
     session: str
     world: int
-    ranks: dict[int, Rank]
-    drift: list[tuple[float, float]]
+    ranks: dict[int, History]
+    drift: Points
     lines: int
     seconds: float
 
@@ -159,20 +126,17 @@ def chosen(jobs: Mapping[str, Sequence[Mapping[str, Any]]], session: str) -> Job
         raise NoFigures(f"{len(jobs)} jobs; choose one by --session: {', '.join(jobs)}")
     session = session or next(iter(jobs))
     lines = jobs[session]
-    begin = float(lines[0]["time"])
-    ranks: dict[int, Rank] = {}
+    begin = at = float(lines[0]["time"])
+    ranks: dict[int, History] = {}
     drift = []
     for line in lines:
         at = float(line["time"]) - begin
         for rank in line["ranks"]:
-            one = ranks.setdefault(int(rank["rank"]), Rank())
-            one.times.append(at)
-            one.told.append(rank)
+            ranks.setdefault(int(rank["rank"]), []).append((at, rank))
         if math.isfinite(value := float(line["measured"].get("drift", math.nan))):
             drift.append((at, value))
-    seconds = float(lines[-1]["time"]) - begin
     world = max(int(line["world"]) for line in lines)
-    return Job(session, world, dict(sorted(ranks.items())), drift, len(lines), seconds)
+    return Job(session, world, dict(sorted(ranks.items())), drift, len(lines), at)
 
 
 # ---- what is drawn ----
@@ -191,53 +155,54 @@ class Chart:
 def charts_of(job: Job) -> list[Chart]:
     """All charts that there is something to draw in."""
     loss: Series = {}
-    for number, rank in job.ranks.items():
-        for at, told in zip(rank.times, rank.told, strict=True):
+    for number, history in job.ranks.items():
+        for at, told in history:
             for link in told["link"]:
                 loss.setdefault(f"{number} to {link['rank']}", []).append((at, float(link["loss"])))
-    missing = {f"rank {n}": _shares(rank) for n, rank in job.ranks.items()}
+
+    def worst(of: Callable[[History], Points]) -> Series:
+        return _worst({f"rank {number}": of(history) for number, history in job.ranks.items()})
+
     charts = [
         Chart("Loss of links, before recovery", "share of packets", _worst(loss), is_share=True),
-        Chart("Missing after recovery", "share of packets", _worst(missing), is_share=True),
-        Chart("Step time", "seconds", _worst(_by_rank(job, "step_seconds"))),
-        Chart("Wait in a call", "seconds", _worst(_waits(job))),
-        Chart("Sent", "MB/s", _worst(_rates(job, "bytes_sent"))),
-        Chart("Received", "MB/s", _worst(_rates(job, "bytes_received"))),
+        Chart("Missing after recovery", "share of packets", worst(_missing), is_share=True),
+        Chart("Step time", "seconds", worst(_steps)),
+        Chart("Wait in a call", "seconds", worst(_waits)),
+        Chart("Sent", "MB/s", worst(partial(_rates, name="bytes_sent"))),
+        Chart("Received", "MB/s", worst(partial(_rates, name="bytes_received"))),
         Chart("Drift of replicas", "share of the norm", {"drift": job.drift} if job.drift else {}),
     ]
     return [chart for chart in charts if chart.series]
 
 
-def _by_rank(job: Job, name: str) -> Series:
-    return {f"rank {number}": rank.values(name) for number, rank in job.ranks.items()}
+def _steps(history: History) -> Points:
+    known = ((at, told.get("step_seconds")) for at, told in history)
+    return [(at, float(seconds)) for at, seconds in known if seconds is not None]
 
 
-def _waits(job: Job) -> Series:
-    """How long each rank has waited; 0 outside of calls, so no line falls from wait to wait."""
-    return {
-        f"rank {number}": [
-            (at, float(told["call_seconds"] or 0.0))
-            for at, told in zip(rank.times, rank.told, strict=True)
-        ]
-        for number, rank in job.ranks.items()
-    }
+def _waits(history: History) -> Points:
+    """How long a rank has waited; 0 outside of calls, so no line falls from wait to wait."""
+    return [(at, float(told["call_seconds"] or 0.0)) for at, told in history]
 
 
-def _shares(rank: Rank) -> list[tuple[float, float]]:
+def _missing(history: History) -> Points:
     """Share of packets missing, between two lines; no number where none came."""
-    rows = rank.increases("packets_missing", "packets_received")
+    rows = _increases(history, "packets_missing", "packets_received")
     return [
-        (at, lost / (lost + came) if lost + came > 0 else math.nan) for at, (lost, came) in rows
+        (at, lost / (lost + came) if lost + came > 0 else math.nan) for at, _, (lost, came) in rows
     ]
 
 
-def _rates(job: Job, name: str) -> Series:
-    found: Series = {}
-    for number, rank in job.ranks.items():
-        spans = [after - before for before, after in zip(rank.times, rank.times[1:], strict=False)]
-        rows = zip(rank.increases(name), spans, strict=True)
-        found[f"rank {number}"] = [(at, more / span / 1e6) for (at, (more,)), span in rows if span]
-    return found
+def _rates(history: History, name: str) -> Points:
+    rows = _increases(history, name)
+    return [(at, more / span / 1e6) for at, span, (more,) in rows if span]
+
+
+def _increases(history: History, *names: str) -> Iterator[tuple[float, float, list[float]]]:
+    """Increases of counters between two lines, with the time of the later one and the span."""
+    for (before, first), (at, last) in pairwise(history):
+        gone = [float(last["counters"][name]) - float(first["counters"][name]) for name in names]
+        yield at, at - before, gone
 
 
 def _worst(series: Series) -> Series:
@@ -246,8 +211,8 @@ def _worst(series: Series) -> Series:
     for name, points in series.items():
         told = [value for _, value in points if math.isfinite(value)]
         if any(told):
-            means[name] = sum(told) / len(told)
-    kept = sorted(means, key=lambda name: -means[name])[:MOST_LINES]
+            means[name] = statistics.fmean(told)
+    kept = heapq.nlargest(MOST_LINES, means, key=means.__getitem__)
     return {name: series[name] for name in series if name in kept}
 
 
@@ -257,10 +222,15 @@ MOST_CHARTS: Final = 4
 LINES = ("-", "--", ":")
 
 
-def draw(plt: Any, charts: Sequence[Chart], seconds: float) -> list[str]:
+def draw(plt: Any, charts: Sequence[Chart], seconds: float) -> Iterator[str]:
     """Pictures (SVG) of the charts, in their order."""
-    firsts = range(0, len(charts), MOST_CHARTS)
-    return [_picture(plt, charts[one : one + MOST_CHARTS], seconds) for one in firsts]
+    for first in range(0, len(charts), MOST_CHARTS):
+        figure = figure_of(plt, charts[first : first + MOST_CHARTS], seconds)
+        text = io.StringIO()
+        figure.savefig(text, format="svg")
+        plt.close(figure)
+        picture = text.getvalue()
+        yield picture[picture.find("<svg") :]
 
 
 def figure_of(plt: Any, charts: Sequence[Chart], seconds: float) -> Any:
@@ -268,39 +238,25 @@ def figure_of(plt: Any, charts: Sequence[Chart], seconds: float) -> Any:
     from matplotlib.ticker import PercentFormatter
 
     rows = -(-len(charts) // COLUMNS)
-    figure, axes = plt.subplots(
-        rows, COLUMNS, figsize=(11, 2.9 * rows), layout="constrained", squeeze=False
-    )
-    places = [place for row in axes for place in row]
-    for place in places[len(charts) :]:
-        place.set_axis_off()
-    colours = plt.get_cmap("tab10").colors
-    for place, chart in zip(places, charts, strict=False):
-        for number, (name, points) in enumerate(chart.series.items()):
-            colour = colours[number % len(colours)]
-            style = {"marker": "o", "markersize": 3} if len(points) < 3 else {}
-            style["linestyle"] = LINES[number % len(LINES)]  # equal ones lie on each other
-            place.plot(*zip(*points, strict=True), label=name, color=colour, linewidth=1.4, **style)
-        place.set_title(chart.title, fontsize=10)
-        place.set_xlabel("seconds", fontsize=8)
-        place.set_ylabel(chart.unit, fontsize=8)
-        place.set_ylim(bottom=0)
-        place.set_xlim(0, seconds or 1)
-        place.tick_params(labelsize=8)
-        place.grid(alpha=0.3)
-        if chart.is_share:
-            place.yaxis.set_major_formatter(PercentFormatter(1.0))
-        place.legend(fontsize=7, ncols=2 if len(chart.series) > 6 else 1, loc="best")
+    with plt.rc_context({"font.size": 8, "axes.titlesize": 10, "legend.fontsize": 7}):
+        figure, axes = plt.subplots(
+            rows, COLUMNS, figsize=(11, 2.9 * rows), layout="constrained", squeeze=False
+        )
+        for place in axes.flat[len(charts) :]:
+            place.set_axis_off()
+        for place, chart in zip(axes.flat, charts, strict=False):
+            for number, (name, points) in enumerate(chart.series.items()):
+                style = {"marker": "o", "markersize": 3} if len(points) < 3 else {}
+                style |= {"color": f"C{number % 10}", "linewidth": 1.4}
+                style["linestyle"] = LINES[number % len(LINES)]  # equal ones lie on each other
+                place.plot(*zip(*points, strict=True), label=name, **style)
+            place.set(title=chart.title, xlabel="seconds", ylabel=chart.unit)
+            place.set(xlim=(0, seconds or 1), ylim=(0, None))
+            place.grid(alpha=0.3)
+            if chart.is_share:
+                place.yaxis.set_major_formatter(PercentFormatter(1.0))
+            place.legend(ncols=2 if len(chart.series) > 6 else 1, loc="best")
     return figure
-
-
-def _picture(plt: Any, charts: Sequence[Chart], seconds: float) -> str:
-    figure = figure_of(plt, charts, seconds)
-    text = io.BytesIO()
-    figure.savefig(text, format="svg")
-    plt.close(figure)
-    picture = text.getvalue().decode()
-    return picture[picture.find("<svg") :]
 
 
 # ---- what is said ----
@@ -309,44 +265,35 @@ def _picture(plt: Any, charts: Sequence[Chart], seconds: float) -> str:
 def findings(job: Job) -> list[str]:
     """Return the findings to look at first."""
     found = []
-    for number, rank in job.ranks.items():
-        if rank.last["state"] != ALIVE:
-            found.append(f"rank {number} was {rank.last['state']} at the end")
-        silence = job.seconds - rank.times[-1]
+    dead = set()
+    waited: dict[int, float] = {}
+    for number, history in job.ranks.items():
+        last_time, last = history[-1]
+        if last["state"] != ALIVE:
+            found.append(f"rank {number} was {last['state']} at the end")
+        silence = job.seconds - last_time
         if silence > max(LEAST_SILENCE, SILENT_SHARE * job.seconds):
             found.append(
                 f"rank {number} told nothing in the last {in_words(silence)}: had it ended?"
             )
-        links: dict[int, list[float]] = {}
-        for told in rank.told:
+        losses: dict[int, list[float]] = {}
+        for _, told in history:
             for link in told["link"]:
-                links.setdefault(int(link["rank"]), []).append(float(link["loss"]))
-        for peer, losses in sorted(links.items()):
-            known = [loss for loss in losses if loss]
-            mean = sum(known) / len(known) if known else 0.0
-            if mean >= BAD_LOSS:
-                found.append(f"link from rank {number} to rank {peer}: lost {mean:.1%} on average")
-    found += [f"link from rank {here} to rank {there}: was dead" for here, there in _dead(job)]
-    waited: dict[int, float] = {}
-    for rank in job.ranks.values():
-        for told in rank.told:
+                peer = int(link["rank"])
+                if loss := float(link["loss"]):
+                    losses.setdefault(peer, []).append(loss)
+                # Nothing arrived at some time; either end may have told it.
+                if trouble := link.get("trouble"):
+                    dead.add((number, peer) if trouble == NOT_THERE else (peer, number))
             for other in told["waits_for"]:
                 waited[other] = max(waited.get(other, 0.0), float(told["call_seconds"] or 0.0))
-    for other, seconds in sorted(waited.items(), key=lambda one: -one[1])[:MOST_LINES]:
-        found.append(f"rank {other} was waited for, up to {in_words(seconds)}")
+        for peer, known in sorted(losses.items()):
+            if (mean := statistics.fmean(known)) >= BAD_LOSS:
+                found.append(f"link from rank {number} to rank {peer}: lost {mean:.1%} on average")
+    found += [f"link from rank {here} to rank {there}: was dead" for here, there in sorted(dead)]
+    for other in heapq.nlargest(MOST_LINES, waited, key=waited.__getitem__):
+        found.append(f"rank {other} was waited for, up to {in_words(waited[other])}")
     return found
-
-
-def _dead(job: Job) -> list[tuple[int, int]]:
-    """Links, from and to, on which nothing arrived at some time; either end may have told it."""
-    found = set()
-    for number, rank in job.ranks.items():
-        for told in rank.told:
-            for link in told["link"]:
-                if trouble := link.get("trouble"):
-                    ends = number, int(link["rank"])
-                    found.add(ends if trouble == NOT_THERE else ends[::-1])
-    return sorted(found)
 
 
 def page_of(job: Job, figures: Sequence[str]) -> str:
@@ -356,36 +303,39 @@ def page_of(job: Job, figures: Sequence[str]) -> str:
     parts.append("<ul>" + "".join(f"<li>{html.escape(one)}</li>" for one in said) + "</ul>")
     parts += figures or ["<p>No charts: matplotlib is missing.</p>"]
     parts += ["<h2>Ranks</h2>", _ranks(job), "<h2>Links, at the end</h2>", _links(job)]
-    return "\n".join([*parts, "</body></html>\n"])
+    return "\n".join([*parts, "</body></html>"])
 
 
 def _ranks(job: Job) -> str:
     rows = []
-    for number, rank in job.ranks.items():
-        first, last = rank.told[0]["counters"], rank.last["counters"]
-        gone = {name: last[name] - first[name] for name in last}
+    for number, history in job.ranks.items():
+        (_, first), (_, last) = history[0], history[-1]
+        gone = {name: value - first["counters"][name] for name, value in last["counters"].items()}
         expected = gone["packets_missing"] + gone["packets_received"]
-        step = rank.values("step_seconds")
-        rows.append(
-            (
-                str(number),
-                str(rank.last["host"]),
-                str(rank.last["state"]),
-                in_words(sum(v for _, v in step) / len(step)) if step else "",
-                f"{gone['packets_missing'] / expected:.3%}" if expected else "",
-                str(gone["packets_recovered"]),
-                str(gone["packets_resent"]),
-                f"{gone['bytes_sent'] / 1e6:.1f}",
-                f"{gone['bytes_received'] / 1e6:.1f}",
-            )
+        steps = [seconds for _, seconds in _steps(history)]
+        cells = (
+            str(number),
+            str(last["host"]),
+            str(last["state"]),
+            in_words(statistics.fmean(steps)) if steps else "",
+            f"{gone['packets_missing'] / expected:.3%}" if expected else "",
+            str(gone["packets_recovered"]),
+            str(gone["packets_resent"]),
+            f"{gone['bytes_sent'] / 1e6:.1f}",
+            f"{gone['bytes_received'] / 1e6:.1f}",
         )
+        rows.append((last["state"] != ALIVE, cells))
     names = ("rank", "host", "state", "step", "missing", "recovered", "resent", "MB sent")
-    return _table((*names, "MB received"), rows, lambda row: row[2] != ALIVE)
+    return _table((*names, "MB received"), rows)
 
 
 def _links(job: Job) -> str:
-    rows = [
-        (
+    links = [
+        (number, link) for number, history in job.ranks.items() for link in history[-1][1]["link"]
+    ]
+    rows = []
+    for number, link in sorted(links, key=lambda one: -float(one[1]["loss"]))[:MOST_ROWS]:
+        cells = (
             f"{number} to {link['rank']}",
             str(link["by"]),
             f"{link['loss']:.2%}",
@@ -394,18 +344,16 @@ def _links(job: Job) -> str:
             in_words(float(link["queue_seconds"])),
             f"{float(link['bytes_per_second']) / 1e6:.1f}",
         )
-        for number, rank in job.ranks.items()
-        for link in rank.last["link"]
-    ]
-    rows.sort(key=lambda row: -float(row[2].rstrip("%")))
+        rows.append((link["loss"] >= BAD_LOSS, cells))
     names = ("link", "by", "loss", "missing", "round trip", "queue", "MB/s allowed")
-    return _table(names, rows[:MOST_ROWS], lambda row: float(row[2].rstrip("%")) >= 5)
+    return _table(names, rows)
 
 
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]], is_bad: Any) -> str:
+def _table(names: Sequence[str], rows: Sequence[tuple[bool, Sequence[str]]]) -> str:
+    """A table of rows, each with whether it is marked as bad."""
     head = "".join(f"<th>{html.escape(name)}</th>" for name in names)
     lines = [f"<table><tr>{head}</tr>"]
-    for row in rows:
+    for is_bad, row in rows:
         cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
-        lines.append(f"<tr{' class=bad' if is_bad(row) else ''}>{cells}</tr>")
+        lines.append(f"<tr{' class=bad' if is_bad else ''}>{cells}</tr>")
     return "\n".join([*lines, "</table>"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +16,7 @@ from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import place_of, place_text
 from lossycoll.runtime.engine.status_page import UnsafeFolder
 from lossycoll.runtime.engine.status_record import Record
-from lossycoll.runtime.keys.secret import find_secret
+from lossycoll.runtime.keys.secret import Secret, find_secret
 from lossycoll.runtime.swarm import peer_status
 from lossycoll.runtime.swarm.directory_list import peers_of
 from lossycoll.runtime.swarm.swarm import numeric_place
@@ -38,7 +37,7 @@ from lossycoll.runtime.world.queries import NoAnswer, ask_job, ask_stacks
 from lossycoll.runtime.world.rank_states import RankState
 from lossycoll.runtime.world.status_answer import CALLS, STATUS
 
-from .launcher import EXIT_FAILED, Unwritable
+from .launcher import CommandError, Unwritable
 
 Job = dict[str, Any]
 PLACE_HELP: Final = (
@@ -59,7 +58,7 @@ LEAST_MISSING = 0.0005
 """Shares below are shown as 0.0%."""
 
 
-class Unreachable(Exception):
+class Unreachable(CommandError):
     """Nothing can be learnt there."""
 
 
@@ -77,27 +76,20 @@ class Found:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("place", metavar="HOST:PORT", nargs="?", help=PLACE_HELP)
-    parser.add_argument("--json", action="store_true", help="print it as one JSON document")
-    parser.add_argument(
-        "--stacks", action="store_true", help="with the Python stacks of ranks that can tell them"
-    )
-    parser.add_argument(
-        "--flight-recorder",
-        type=Path,
-        metavar="DIR",
-        help="write the latest calls of each rank to files that torch's flight recorder reads",
-    )
+    add = parser.add_argument
+    add("place", metavar="HOST:PORT", nargs="?", help=PLACE_HELP)
+    add("--json", action="store_true", help="print it as one JSON document")
+    how = "with the Python stacks of ranks that can tell them"
+    add("--stacks", action="store_true", help=how)
+    how = "write the latest calls of each rank to files that torch's flight recorder reads"
+    add("--flight-recorder", type=Path, metavar="DIR", help=how)
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        if options.flight_recorder is not None:
-            return _write_calls(find_records(options.place, calls=True), options.flight_recorder)
-        found = look(options.place)
-    except Unreachable as error:
-        print(f"lossycoll status: {error}", file=sys.stderr)
-        return EXIT_FAILED
+    if options.flight_recorder is not None:
+        _write_calls(find_records(options.place, calls=True), options.flight_recorder)
+        return 0
+    found = look(options.place)
     if options.stacks:
         for job in found.jobs:
             _add_stacks(job)
@@ -126,7 +118,7 @@ def look(place: str | None) -> Found:
     return Found([], [], [{"address": place_text(host, port), "peers": list(names)}])
 
 
-def _write_calls(records: Sequence[Record], folder: Path) -> int:
+def _write_calls(records: Sequence[Record], folder: Path) -> None:
     sessions = sorted({record.session for record in records})
     if len(sessions) != 1:
         raise Unreachable(
@@ -146,12 +138,21 @@ def _write_calls(records: Sequence[Record], folder: Path) -> int:
         + (f"; {missing} tell nothing: add --allow-incomplete-ranks" if missing else "")
         + f"\npython -m torch.distributed.flight_recorder.fr_trace {folder}"
     )
-    return 0
 
 
 def find_jobs(place: str | None) -> list[Job]:
     """The job of whoever listens at a place; None: all jobs of this user on this machine."""
     return job_status.jobs_of(find_records(place))
+
+
+def usable_secret() -> Secret | None:
+    """The environment's secret. OptionError: nothing can be sealed with it."""
+    secret = find_secret()
+    if secret is not None:
+        from lossycoll.runtime.keys.aead import check_library
+
+        check_library(Options.from_env().libcrypto)
+    return secret
 
 
 def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
@@ -162,11 +163,7 @@ def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
         except UnsafeFolder as error:
             raise Unreachable(f"the folder of status pages isn't safe: {error}") from None
     host, port = place_of(place)
-    secret = find_secret()
-    if secret is not None:
-        from lossycoll.runtime.keys.aead import check_library
-
-        check_library(Options.from_env().libcrypto)
+    secret = usable_secret()
     try:
         purpose = CALLS if calls else STATUS
         session, places, records = ask_job(host, port, secret, purpose=purpose)
@@ -251,17 +248,12 @@ def _job(job: Mapping[str, Any]) -> str:
 
 
 def swarms_as_text(found: Found) -> list[str]:
-    return [
-        *(swarm_as_text(swarm) for swarm in found.swarms),
-        *(directory_as_text(directory) for directory in found.directories),
-    ]
-
-
-def directory_as_text(directory: Mapping[str, Any]) -> str:
-    """A swarm, as its directory tells of it: the peers of all machines."""
-    names = directory["peers"]
-    head = f"swarm with the directory {directory['address']}: {_counted(len(names), 'peer')}"
-    return "\n".join([head, *(f"peer {name}" for name in names)])
+    parts = [*map(swarm_as_text, found.swarms)]
+    for directory in found.directories:
+        names = directory["peers"]
+        head = f"swarm with the directory {directory['address']}: {_counted(len(names), 'peer')}"
+        parts.append("\n".join([head, *(f"peer {name}" for name in names)]))
+    return parts
 
 
 def _counted(number: int, noun: str) -> str:
@@ -333,7 +325,7 @@ def _slow_calls(job: Mapping[str, Any]) -> list[str]:
         return []  # a rank that doesn't tell may be late
     calls: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for rank in job["ranks"]:
-        is_long = (rank["call_seconds"] or 0.0) >= LONG_SECONDS
+        is_long = rank["state"] == ALIVE and (rank["call_seconds"] or 0.0) >= LONG_SECONDS
         if is_long and not rank["waits_for"] and rank["call_number"] is not None:
             name = rank["call_group"], rank["call_number"], rank["call"]
             calls.setdefault(name, []).append(rank)

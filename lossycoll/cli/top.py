@@ -5,19 +5,20 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rich.console import Console, Group
+from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from lossycoll.runtime.world.job_status import ALIVE, STATES, in_words, is_over
+from lossycoll.runtime.world.job_status import ALIVE, DEAD, LEFT, STATES, in_words, is_over
 
 from .argtypes import real
-from .launcher import EXIT_FAILED
 from .status import PLACE_HELP, Found, Job, Unreachable, culprits, look, no_job, swarms_as_text
 
 Rank = Mapping[str, Any]
@@ -27,36 +28,26 @@ HEADINGS: Final = MOST_TROUBLES + 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("place", metavar="HOST:PORT", nargs="?", help=PLACE_HELP)
-    parser.add_argument(
-        "--every",
-        type=real(0.1),
-        default=1.0,
-        metavar="SECONDS",
-        help="time between two looks (default 1)",
-    )
-    parser.add_argument("--once", action="store_true", help="print one table, and end")
+    add = parser.add_argument
+    add("place", metavar="HOST:PORT", nargs="?", help=PLACE_HELP)
+    how = "time between two looks (default 1)"
+    add("--every", type=real(0.1), default=1.0, metavar="SECONDS", help=how)
+    add("--once", action="store_true", help="print one table, and end")
 
 
 def run(options: argparse.Namespace) -> int:
     console = Console()
     if options.once or not console.is_terminal:
-        shown, found = screen(options.place, console.width, None)
-        console.print(shown)
-        return 0 if found else EXIT_FAILED
+        console.print(view(look(options.place), console.width, None))
+        return 0
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            shown, _ = screen(options.place, console.width, console.height)
+            try:
+                shown = view(look(options.place), console.width, console.height)
+            except Unreachable as error:
+                shown = Group(Text(str(error)))
             live.update(shown, refresh=True)
             time.sleep(options.every)
-
-
-def screen(place: str | None, width: int, height: int | None) -> tuple[Group, bool]:
-    try:
-        found = look(place)
-    except Unreachable as error:
-        return Group(Text(str(error))), False
-    return view(found, width, height), True
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +68,9 @@ def _sum(rank: Rank, name: str) -> float:
     return float(sum(link[name] for link in rank["link"]))
 
 
-def _bytes(value: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+def _rate(rank: Rank) -> str:
+    allowed = decimal(int(_sum(rank, "bytes_per_second")), precision=0)
+    return f"{allowed}/s" if rank["link"] else ""
 
 
 def _loss(rank: Rank) -> str:
@@ -93,6 +81,11 @@ def _loss(rank: Rank) -> str:
 def _by(rank: Rank) -> str:
     kinds = sorted({link["by"].replace("shared_memory", "shm") for link in rank["link"]})
     return ",".join(kinds) + ("*" if rank["sealed"] else "")
+
+
+def _wait(rank: Rank) -> str:
+    is_over = rank["call"] is None or rank["state"] in (DEAD, LEFT)
+    return "" if is_over else in_words(rank["call_seconds"])
 
 
 def _waits(rank: Rank) -> str:
@@ -107,14 +100,14 @@ GAP: Final = 2
 COLUMNS: Final = (
     Column("rank", lambda rank: str(rank["rank"]), 0),
     Column("state", lambda rank: rank["state"], 0, False),
-    Column("for", lambda r: in_words(r["call_seconds"]) if r["call"] else "", 0),
+    Column("for", _wait, 0),
     Column("waits", _waits, 0, False),
     CALL,
     Column("step", lambda r: in_words(r["step_seconds"]) if r["step_seconds"] else "", 80),
     Column("loss", _loss, 80, False),
     Column("missing", lambda rank: f"{rank['missing']:.2%}" if rank["missing"] else "", 90),
     Column("recovered", lambda rank: str(rank["recovered"] or ""), 130),
-    Column("rate", lambda r: f"{_bytes(_sum(r, 'bytes_per_second'))}/s" if r["link"] else "", 110),
+    Column("rate", _rate, 110),
     Column("queue", lambda rank: in_words(_sum(rank, "queue_seconds")), 130),
     Column("by", _by, 100, False),
     Column("process", lambda r: f"{r['host']}/{r['pid']}" if r["tells"] else "", 120, False),
@@ -187,15 +180,12 @@ def _fitting(cells: Mapping[Column, Sequence[str]], width: int) -> dict[Column, 
 
 def worst_first(job: Job) -> list[Rank]:
     """Ranks that others wait for, those that are not alive, then by loss and time in a call."""
-    waited: dict[int, int] = {}
-    for rank in job["ranks"]:
-        for other in rank["waits_for"]:
-            waited[other] = waited.get(other, 0) + 1
+    waited = Counter(other for rank in job["ranks"] for other in rank["waits_for"])
 
     def order(rank: Rank) -> tuple[Any, ...]:
         loss = round(_worst_link(rank).get("loss", 0.0), 2)
         seconds = rank["call_seconds"] or 0.0
         state = STATES.index(rank["state"])
-        return -waited.get(rank["rank"], 0), state, -loss, -round(seconds), rank["rank"]
+        return -waited[rank["rank"]], state, -loss, -round(seconds), rank["rank"]
 
     return sorted(job["ranks"], key=order)

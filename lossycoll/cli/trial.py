@@ -10,7 +10,6 @@ import json
 import math
 import re
 import shutil
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -18,22 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 
 from .argtypes import inject_text, real, shares, whole
-from .launcher import (
-    EXIT_FAILED,
-    LaunchError,
-    exit_status,
-    must_be_writable,
-    run_ranks,
-    save,
-    scratch,
-)
+from .launcher import EXIT_FAILED, LaunchError, must_be_writable, run_ranks, save, scratch
 
-DEFAULT_LOSSES: Final = "0,0.01,0.05"
 NOT_FINITE: Final = r"(?i:nan|inf(?:inity)?)"
 NUMBER: Final = rf"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{NOT_FINITE})"
 ENDS: Final = r"(?!\w|\.\w|,\d)"
@@ -55,91 +46,74 @@ class Trial:
     # how many groups of the backend "lossy" with a socket of their own rank 0 made. Without one
     # nothing is lost
     groups: int
-    # packets that injection dropped, over all ranks; None where no group reported it
-    dropped: int | None
+    dropped: int | None  # by injection, over all ranks; None where no group reported it
     seconds: float  # from the start of the ranks to their end
     failure: str = ""  # what ended the run; empty if it ended well
     unread: str = ""  # what stands behind the metric's last mention where that is no number
 
+    @property
+    def lossless(self) -> bool:
+        """True if a run that was to lose packets lost none."""
+        return self.loss > 0 and self.dropped == 0 and not self.failure
+
+    def as_json(self) -> dict[str, Any]:
+        """For JSON, which has neither NaN nor infinity: null stands for them."""
+        is_finite = self.value is not None and math.isfinite(self.value)
+        return {**asdict(self), "value": self.value if is_finite else None}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--loss",
-        type=shares,
-        default=shares(DEFAULT_LOSSES),
-        dest="losses",
-        help=f"shares of packets to drop, in rising order (default {DEFAULT_LOSSES})",
-    )
+    how = "shares of packets to drop, in rising order (default %(default)s)"
+    add("--loss", type=shares, default="0,0.01,0.05", dest="losses", help=how)
     add("--burst", type=real(1), default=1.0, help="mean length of a loss, in packets (default 1)")
     add("--seeds", type=whole(1, 1000), default=1, help="runs for each loss (default 1)")
     add("--ranks", type=whole(2, 64), default=2, help="processes (default 2)")
-    add(
-        "--metric",
-        type=_metric,
-        default="loss",
-        metavar="NAME",
-        help="rank 0 prints NAME=VALUE, NAME: VALUE or NAME VALUE, in a line, a dict, JSON or a "
-        "table; the last counts (default loss)",
+    how = (
+        "rank 0 prints NAME=VALUE, NAME: VALUE or NAME VALUE, in a line, a dict, JSON or a "
+        "table; the last counts (default loss)"
     )
+    add("--metric", default="loss", metavar="NAME", help=how)
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--out", type=Path, help="also write the JSON to this file")
     add("unseparated", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
-def _metric(text: str) -> str:
-    if not text.strip():
-        raise argparse.ArgumentTypeError("the metric needs a name")
-    return text.strip()
-
-
 def run(chosen: argparse.Namespace) -> int:
     """``chosen.words``: the command after "--"."""
-    problem = _unusable(chosen.words, chosen.unseparated)
-    if problem:
-        print(f"lossycoll try: {problem}", file=sys.stderr)
-        return 2
+    _check_command(chosen.words, chosen.unseparated)
+    chosen.metric = chosen.metric.strip()
+    if not chosen.metric:
+        raise OptionError("the metric needs a name")
     for loss in chosen.losses:
         Options(inject=inject_text(loss, chosen.burst, 1) or "")
-    if chosen.out:
-        must_be_writable(chosen.out)
+    must_be_writable(chosen.out)
     errors = Console(stderr=True)
     trials = []
     for loss in chosen.losses:
         for seed in range(1, chosen.seeds + 1):
             errors.print(f"loss {loss:g}, seed {seed}", highlight=False)
             trials.append(trial(chosen, loss, seed))
-    text = json.dumps({"metric": chosen.metric, "trials": [data(one) for one in trials]})
-    unsaved = save(chosen.out, text)
+    text = json.dumps({"metric": chosen.metric, "trials": [one.as_json() for one in trials]})
     if chosen.json:
         print(text)
     else:
         Console().print(table(trials, chosen.metric), highlight=False)
     for complaint in complaints(trials, chosen.metric):
         errors.print(f"lossycoll try: {complaint}", highlight=False, markup=False)
-    bad = any(one.failure or one.value is None or lossless(one) for one in trials)
-    return exit_status("try", EXIT_FAILED if bad else 0, unsaved)
+    bad = any(one.failure or one.value is None or one.lossless for one in trials)
+    return save(chosen.out, text, EXIT_FAILED if bad else 0)
 
 
-def data(one: Trial) -> dict[str, Any]:
-    """A run for JSON, which has neither NaN nor infinity: null stands for them."""
-    finite = one.value is not None and math.isfinite(one.value)
-    return {**asdict(one), "value": one.value if finite else None}
-
-
-def lossless(one: Trial) -> bool:
-    """True if a run that was to lose packets lost none."""
-    return one.loss > 0 and one.dropped == 0 and not one.failure
-
-
-def _unusable(words: Sequence[str] | None, unseparated: Sequence[str]) -> str:
+def _check_command(words: Sequence[str] | None, unseparated: Sequence[str]) -> None:
     if unseparated:
-        return f"write -- before the command, as in -- {' '.join(unseparated)}"
+        raise OptionError(f"write -- before the command, as in -- {' '.join(unseparated)}")
     if not words:
-        return "nothing to run; write a command after --, as in -- python train.py"
+        raise OptionError("nothing to run; write a command after --, as in -- python train.py")
     if shutil.which(words[0]) is None:
-        return f"there is no program {words[0]!r} to run; a script takes its python before it"
-    return ""
+        raise OptionError(
+            f"there is no program {words[0]!r} to run; a script takes its python before it"
+        )
 
 
 def trial(chosen: argparse.Namespace, loss: float, seed: int) -> Trial:
@@ -223,27 +197,18 @@ def summaries(trials: Sequence[Trial]) -> list[Summary]:
 def table(trials: Sequence[Trial], metric: str) -> Table:
     """A row per loss: the metric's mean and range, and how far it is from the first row's."""
     rows = summaries(trials)
-    out = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("dropped", metric, "from", "to", f"against {rows[0].loss:g}", "s", "failed"):
-        out.add_column(heading, justify="right", no_wrap=True)
+    names = ("dropped", metric, "from", "to", f"against {rows[0].loss:g}", "s", "failed")
+    columns = (Column(name, justify="right", no_wrap=True) for name in names)
+    out = Table(*columns, box=None, padding=(0, 2, 0, 0))
     base = rows[0].mean
     for row in rows:
-        mean = row.mean
-        known = mean is not None and base not in (None, 0.0) and row is not rows[0]
-        out.add_row(
-            f"{row.loss:g}",
-            "-" if mean is None else f"{mean:.6g}",
-            f"{min(row.values):.6g}" if row.values else "-",
-            f"{max(row.values):.6g}" if row.values else "-",
-            f"{_change(mean, base):+.2%}" if known else "-",
-            f"{row.seconds:.1f}",
-            str(row.failed or ""),
-        )
+        change, shown = "-", ["-"] * 3
+        if (mean := row.mean) is not None:
+            shown = [f"{value:.6g}" for value in (mean, min(row.values), max(row.values))]
+            if base and row is not rows[0]:
+                change = f"{(mean - base) / abs(base):+.2%}"
+        out.add_row(f"{row.loss:g}", *shown, change, f"{row.seconds:.1f}", str(row.failed or ""))
     return out
-
-
-def _change(value: Any, base: Any) -> float:
-    return float((value - base) / abs(base))
 
 
 def complaints(trials: Sequence[Trial], metric: str) -> list[str]:
@@ -267,7 +232,7 @@ def complaints(trials: Sequence[Trial], metric: str) -> list[str]:
             "rank 0 made no group of the backend lossy that says so, so perhaps nothing was lost: "
             'does the script call init_process_group("lossy")?'
         )
-    if any(lossless(one) for one in trials):
+    if any(one.lossless for one in trials):
         out.append(
             "no packet was dropped, so the table shows nothing of loss: does the script send few "
             "packets, or its gradients by another group?"

@@ -122,7 +122,8 @@ def integer(low: int, high: int, *, allowed: str | None = None, zero: bool = Fal
     """A whole number. ``allowed``: the values in words; None: made of the limits."""
 
     def check(value: Any) -> int:
-        value = _plain(value)
+        # True is a mistake for a number, but not for a switch.
+        value = int(value) if high == 1 and isinstance(value, bool) else _plain(value)
         if not (is_whole(value, low, high) or (zero and is_whole(value, 0, 0))):
             raise ValueError
         return int(value)

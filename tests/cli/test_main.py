@@ -148,7 +148,7 @@ def test_keyboard_interrupt_is_an_exit_code(monkeypatch: pytest.MonkeyPatch) -> 
     def interrupted(_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli.doctor, "run", interrupted)
+    monkeypatch.setattr("lossycoll.cli.doctor.command.run", interrupted)
     assert cli.main(["doctor"]) == 130
 
 
@@ -175,7 +175,7 @@ def test_refuses_a_place_that_cannot_be_written_before_it_starts(
     def started(*_: object, **__: object) -> None:
         raise AssertionError("ranks were started")
 
-    monkeypatch.setattr(getattr(cli, command), "launch", started)
+    monkeypatch.setattr(launcher, "run_ranks", started)
     # A folder where the file is to go; demo names the folder, bench the file.
     (tmp_path / "a-folder" / "demo.json").mkdir(parents=True)
     out = tmp_path / place
@@ -208,7 +208,7 @@ def test_errors_are_exit_codes(
     def failing(_: object) -> int:
         raise error("[bold]rank 1[/] failed")
 
-    monkeypatch.setattr(cli.bench, "run", failing)
+    monkeypatch.setattr("lossycoll.cli.bench.command.run", failing)
     assert cli.main(["bench"]) == status
     assert capsys.readouterr().err == "lossycoll bench: [bold]rank 1[/] failed\n"
 

@@ -7,8 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import urllib.request
@@ -20,6 +18,7 @@ import pytest
 
 from lossycoll.cli.main import EXIT_USAGE, main
 from lossycoll.cli.status import Unreachable, as_text, find_jobs
+from tests.support.command_line import run_lossycoll
 from tests.support.harness import Ranks, free_port, init, note
 from tests.support.waiting import until
 
@@ -113,10 +112,7 @@ def _waits_for(job: Job) -> list[list[int]]:
 
 
 def _told_by_the_command(place: str) -> None:
-    said = subprocess.run(
-        [sys.executable, "-m", "lossycoll.cli", "status", place, "--json", "--stacks"],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    said = run_lossycoll("status", place, "--json", "--stacks")
     assert said.returncode == 0, said.stderr
     ranks = json.loads(said.stdout)["jobs"][0]["ranks"]
     assert [rank["waits_for"] for rank in ranks] == [[LATE], [LATE], [], [LATE]]

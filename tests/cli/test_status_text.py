@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lossycoll.cli.status import as_text, culprits
-from tests.cli.test_top import job, link, rank, waiting
+from tests.cli.test_top import job, link, rank, shown, waiting
 
 
 def test_all_troubles_are_named_and_each_once() -> None:
@@ -101,6 +101,15 @@ def test_a_call_that_all_have_made_waits_for_packets() -> None:
     assert culprits(job(short, short | {"rank": 1})) == []
     untold = rank(1, tells=False, link=[])  # it may be late
     assert culprits(job(waiting(0), untold)) == []
+
+
+@pytest.mark.parametrize("state", ["dead", "left"])
+def test_a_rank_that_has_ended_waits_for_nothing(state: str) -> None:
+    jobs = [job(waiting(0) | {"state": state}, rank(1))]
+    text = as_text(jobs)
+    assert f"rank 0 node/7: {state}, ended in call #4 all_reduce float32[9]" in text
+    assert "wait" not in text
+    assert "12.5 s" not in text + shown(jobs, 132)
 
 
 def test_after_stacks_what_to_look_at_first_is_said_again() -> None:

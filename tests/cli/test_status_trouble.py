@@ -21,6 +21,7 @@ from lossycoll.cli.status import Unreachable, as_text, find_jobs
 from lossycoll.runtime.world import status_answer
 from tests.cli.test_status import LATE, WORLD, Job, Watched, _waits_for, own_folder  # noqa: F401
 from tests.failures.test_network import ENDS, Cable, _enter, cable  # noqa: F401
+from tests.support.command_line import run_lossycoll
 from tests.support.harness import Ranks, init, note
 from tests.support.waiting import until
 
@@ -78,10 +79,7 @@ class StuckData:
 
 
 def _said(*words: str) -> str:
-    said = subprocess.run(
-        [*COMMAND, *words],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    said = run_lossycoll(*words)
     assert said.returncode == 0, said.stderr
     return said.stdout
 

@@ -198,8 +198,8 @@ SEALING = (
     mutation(
         "a doctor who tells secrets",
         "lossycoll/cli/doctor/checks.py",
-        'return f"{name}={os.environ[name]}" if known else f"{name} (set)"',
-        'return f"{name}={os.environ[name]}"',
+        'f"{n}={os.environ[n]}" if n in shown else f"{n} (set)"',
+        'f"{n}={os.environ[n]}"',
         "tests/cli/doctor/test_command.py::test_no_secret_is_shown",
     ),
     mutation(

@@ -81,6 +81,15 @@ def test_a_value_comes_from_the_environment_or_from_the_user(
     assert Options(**{name: given}) == from_env
 
 
+@pytest.mark.parametrize("name", ["wire_spikes", "deterministic"])
+def test_a_switch_takes_true_and_false(name: str) -> None:
+    for value in (False, True):
+        options = Options(**{name: value})
+        assert getattr(options, name) == value
+        assert type(getattr(options, name)) is int
+        assert options == Options(**{name: int(value)})
+
+
 @pytest.mark.parametrize(
     ("name", "text", "value"),
     [("fec", "10%", 0.1), ("fec", " 12.5% ", 0.125), ("max_missing", "1%", 0.01)],

@@ -7,7 +7,6 @@ takes as long as the paper's simulated delay says.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -22,15 +21,13 @@ from .runs import RANKS, Budget, Run, planned
 def measure(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     """One training. Raises LaunchError where a rank fails."""
     with tempfile.TemporaryDirectory() as folder:
-        launch(
+        ranks = launch(
             "benchmarks.studies.dropcompute.rank",
             {"run": run.settings},
             ranks=RANKS,
             folder=Path(folder),
             environment={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            on_event=lambda event: None,
         )
-        ranks = json.loads((Path(folder) / "ranks.json").read_text(encoding="utf-8"))
     first = ranks[0]
     return {
         "step_seconds": [round(seconds, 6) for seconds in first["step_seconds"]],

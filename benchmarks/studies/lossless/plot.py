@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.common.pictures import plt, save
 from benchmarks.common.results import Result
-from lossycoll.cli.bench.command import human
+from lossycoll.cli.argtypes import human
 from lossycoll.cli.bench.plot import COLOURS
 
 from .cells import RANKS, RAW_BASE, WIRES

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.common.results import Result
 from benchmarks.common.tables import markdown, publish
-from lossycoll.cli.bench.command import human
+from lossycoll.cli.argtypes import human
 
 from . import plot, verdict
 from .cells import MIB, RAW, RAW_BASE, RAW_SIZES, WIRES, goal

@@ -82,7 +82,6 @@ def _on_loopback(job: Job, config: dict[str, Any], folder: Path) -> None:
         ranks=job.ranks,
         folder=folder / "ranks",
         environment={"PYTHONPATH": str(ROOT), "LOSSYCOLL_LOG": "warning"},
-        on_event=lambda event: None,
     )
 
 

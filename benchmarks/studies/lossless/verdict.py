@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.common.results import Result
-from lossycoll.cli.bench.command import human
+from lossycoll.cli.argtypes import human
 
 from .cells import (
     GOAL_CPU,

@@ -28,11 +28,20 @@ class Sweep(Piece):
     seconds: float  # for each size
 
     @property
+    def sizes(self) -> tuple[int, ...]:
+        """As nccl-tests' -b, -e and -f give them: from begin up to end at most, times factor."""
+        size, out = self.begin, []
+        while size <= self.end:
+            out.append(size)
+            size *= self.factor
+        return tuple(out)
+
+    @property
     def configuration(self) -> dict[str, Any]:
         """What the ranks of the bench measure."""
         return {
             "backends": list(self.backends),
-            "sizes": bench.sweep(self.begin, self.end, self.factor),
+            "sizes": self.sizes,
             "dtype": self.dtype,
             "seconds": self.seconds,
             "verify": True,

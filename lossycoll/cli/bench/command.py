@@ -7,25 +7,26 @@ time, bus bandwidth is that times 2 * (ranks - 1) / ranks.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
-from lossycoll.cli.argtypes import inject_text, names, real, share, shares, whole
+from lossycoll.cli.argtypes import human, inject_text, names, real, share, shares, whole
 from lossycoll.cli.demo.report import percentile
-from lossycoll.cli.launcher import EXIT_FAILED, exit_status, launch, must_be_writable, save, scratch
+from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, progress, save, scratch
 from lossycoll.cli.plotting import pyplot
+from lossycoll.lab import Lab, Link, Network, Port
+from lossycoll.lab.backends import missing
 from lossycoll.options.texts import FAST_PATHS
 from lossycoll.plan import algorithm_names
 from lossycoll.plan.codec import ENCODINGS, PAIRS
 
-from . import loss_sweep
 from . import nccl as bench_nccl
 
 BACKENDS = ("lossy", "nccl", "gloo")
@@ -35,6 +36,12 @@ UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DEFAULT_SIZES = "4k,16k,64k,256k,1m,4m,25m,100m"
 NCCL_TESTS = "nccl-tests"
 """Names the sizes of ``all_reduce_perf -b 8 -e 128M -f 2``."""
+MBIT, ONE_WAY_MS = 1000.0, 10.0
+"""The laboratory's network."""
+MOST_BYTES = 1 << 20
+"""Bytes that gloo carries over such a path within a second or two at 1%."""
+LOSS_TIME, STEP_TIME = 3, 10
+"""Factor of time for a loss and for steps, relative to a size."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,19 +68,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON instead of the table")
     add("--out", type=Path, help="also write the JSON to this file")
     add("--report", type=Path, help="folder for bench.json, with every time, and bench.png")
-    add(
-        "--losses",
-        type=shares,
-        default=shares(loss_sweep.DEFAULT),
-        help=f"of the report's time against loss (default {loss_sweep.DEFAULT})",
-    )
+    how = "of the report's time against loss (default %(default)s)"
+    add("--losses", type=shares, default="0,0.001,0.01,0.05", help=how)
     add("--dry-run", action="store_true", help="say what would be run, and what it lacks")
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """``4k,1m``: sizes in bytes, with binary units; ``nccl-tests``: :func:`sweep`'s."""
+    """``4k,1m``: sizes in bytes, with binary units; ``nccl-tests``: its own."""
     if text == NCCL_TESTS:
-        return sweep(8, 128 << 20, 2)
+        return tuple(8 << doubled for doubled in range(25))
     out = []
     for part in text.lower().split(","):
         found = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", part)
@@ -84,22 +87,12 @@ def sizes(text: str) -> tuple[int, ...]:
     return tuple(out)
 
 
-def sweep(begin: int, end: int, factor: int) -> tuple[int, ...]:
-    """Sizes as nccl-tests' -b, -e and -f give them: from begin up to end at most, times factor."""
-    out = []
-    while begin <= end:
-        out.append(begin)
-        begin *= factor
-    return tuple(out)
-
-
 def run(options: argparse.Namespace) -> int:
     if options.sizes is None:
         options.sizes = sizes(NCCL_TESTS if "nccl" in options.backend else DEFAULT_SIZES)
     if options.dry_run:
         return dry_run(options)
-    if options.out:
-        must_be_writable(options.out)
+    must_be_writable(options.out)
     if options.report:
         must_be_writable(options.report / "bench.json", make_folder=True)
     # With --json, standard output carries the JSON and nothing else.
@@ -107,23 +100,23 @@ def run(options: argparse.Namespace) -> int:
     config, environment = configuration(options), environment_of(options)
     measured = measure(config, options.ranks, environment, console)
     results = summarize(measured, options)
-    unsaved = save(options.out, json.dumps(results, indent=1))
     if options.json:
         print(json.dumps(results))
     else:
         console.print(table(results))
         for line in labels(results):
             console.print(line, markup=False)
-    if options.report:
-        loss = None
-        if options.backend != ("nccl",):  # which has no ranks on the CPU
-            with console.status("time against loss") as status:
-                loss = loss_sweep.measure(options, config, environment, status.update)
-        report(measured, results, loss, options.report, errors)
     wrong = [row for row in results["rows"] if row["verified"] is False]
     for row in wrong:
         errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
-    return exit_status("bench", EXIT_FAILED if wrong else 0, unsaved)
+    status = save(options.out, json.dumps(results, indent=1), EXIT_FAILED if wrong else 0)
+    if options.report:
+        loss = None
+        if options.backend != ("nccl",):  # which has no ranks on the CPU
+            with console.status("time against loss") as shown:
+                loss = against_loss(options, config, environment, shown.update)
+        report(measured, results, loss, options.report, errors)
+    return status
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:
@@ -183,31 +176,92 @@ def measure(
     Raises LaunchError when one fails, NcclMissing before the start where NCCL can't run."""
     if "nccl" in config["backends"]:
         bench_nccl.choose([bench_nccl.look()] * ranks)
-    progress = Progress(
-        TextColumn("{task.description:<18}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console,
+    with progress(console, "bench", len(config["sizes"])) as on_event:
+        return run_ranks(config, ranks, environment, on_event)
+
+
+def run_ranks(
+    config: Mapping[str, Any],
+    ranks: int,
+    environment: Mapping[str, str | None],
+    on_event: Callable[[dict[str, Any]], None] = lambda _: None,
+    on: Network | None = None,
+) -> dict[str, Any]:
+    """What the benchmark's ranks measure: on this machine, or each on a host of a laboratory."""
+    with contextlib.ExitStack() as undo:
+        found: dict[str, Any] = launch(
+            "lossycoll.cli.bench.worker",
+            config,
+            ranks=ranks,
+            folder=undo.enter_context(scratch("lossycoll-bench-")),
+            environment=environment,
+            on_event=on_event,
+            lab=None if on is None else undo.enter_context(Lab(on)),
+        )
+        return found
+
+
+def network(ranks: int, loss: float) -> Network:
+    """A good wide-area path, as in benchmarks/studies/lossy_links."""
+    return Network(
+        hosts=ranks,
+        link=Link(loss=loss, delay_ms=ONE_WAY_MS),
+        port=Port(up_mbit=MBIT, down_mbit=MBIT, queue_ms=25.0),
     )
-    with scratch("lossycoll-bench-") as folder:
-        with progress:
-            task = progress.add_task("starting ranks", total=len(config["sizes"]))
 
-            def on_event(event: dict[str, Any]) -> None:
-                label = "all-reduce " + human(event["bytes"])
-                progress.update(task, description=label, completed=event["done"])
 
-            launch(
-                "lossycoll.cli.bench.worker",
-                config,
-                ranks=ranks,
-                folder=folder,
-                environment=environment,
-                on_event=on_event,
-            )
-        measured: dict[str, Any] = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
-    return measured
+def against_loss(
+    options: argparse.Namespace,
+    config: Mapping[str, Any],
+    environment: Mapping[str, str | None],
+    on_loss: Callable[[str], None],
+) -> dict[str, Any]:
+    """A row per loss and backend, and steps of training at the loss in the middle.
+
+    The ranks are on the hosts of a laboratory, where packets of TCP are lost as well. Without one,
+    loss is injected into what the lossy backend receives, which gloo doesn't feel.
+    """
+    lacking = missing("switch")
+    size = min(MOST_BYTES, max(options.sizes))
+    middle = options.losses[len(options.losses) // 2]
+    rows: list[dict[str, Any]] = []
+    steps: dict[str, list[float]] = {}
+    injected = 0
+    for loss in options.losses:
+        on_loss(f"time against loss: {loss:.3g}")
+        own = {
+            **config,
+            "backends": [name for name in options.backend if name != "nccl"],
+            "sizes": (size,),
+            "seconds": LOSS_TIME * options.seconds,
+            "verify": False,
+            "compute_seconds": 0,
+            "step_seconds": STEP_TIME * options.seconds if loss == middle else 0,
+        }
+        inject = inject_text(loss, 1, options.seed) if lacking else None
+        found = run_ranks(
+            own,
+            options.ranks,
+            {**environment, "LOSSYCOLL_INJECT": inject},
+            on=None if lacking else network(options.ranks, loss),
+        )
+        steps = found["steps"] or steps
+        injected += (found["traffic"] or {}).get("packets_injected", 0)
+        rows += [
+            {"loss": loss, "backend": name, **summary(times), "seconds": times}
+            for name, times in found["sizes"][0]["seconds"].items()
+        ]
+    told = f"laboratory, {MBIT:g} Mbit/s, {2 * ONE_WAY_MS:g} ms there and back, all packets alike"
+    if lacking:
+        told = "loss injected into what lossy receives; gloo's TCP loses nothing"
+    return {
+        "network": told,
+        "without_laboratory": lacking,
+        "injected": injected,
+        "bytes": size,
+        "rows": rows,
+        "steps": {"loss": middle, "seconds": steps},
+    }
 
 
 def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
@@ -224,6 +278,13 @@ def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str
         "measured": measured["measured"],
         "nccl": measured["nccl"],
         "rows": rows_of(measured, options.ranks),
+    }
+
+
+def summary(seconds: list[float]) -> dict[str, float]:
+    return {
+        "median_ms": 1e3 * percentile(seconds, 0.5),
+        "p99_ms": 1e3 * percentile(seconds, 0.99),
     }
 
 
@@ -250,8 +311,7 @@ def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
                     "bytes": entry["bytes"],
                     "backend": name,
                     "iterations": len(times),
-                    "median_ms": 1e3 * medians[name],
-                    "p99_ms": 1e3 * percentile(times, 0.99),
+                    **summary(times),
                     "after_compute_ms": 1e3 * percentile(after, 0.5) if after else None,
                     "algbw_gb_s": bandwidth,
                     "busbw_gb_s": bandwidth * factor,
@@ -271,31 +331,30 @@ def report(
     errors: Console,
 ) -> None:
     """bench.json and bench.png: the results with the seconds of every iteration, and what
-    bench_loss.measure has found."""
-    seconds = {
-        (entry["bytes"], name): times
-        for entry in measured["sizes"]
-        for name, times in entry["seconds"].items()
-    }
-    rows = [{**row, "seconds": seconds[row["bytes"], row["backend"]]} for row in results["rows"]]
+    against_loss has found."""
+    seconds = [times for entry in measured["sizes"] for times in entry["seconds"].values()]
+    pairs = zip(results["rows"], seconds, strict=True)
+    rows = [{**row, "seconds": times} for row, times in pairs]
     whole_results = {**results, "rows": rows, "loss": loss}
-    exit_status("bench", 0, save(folder / "bench.json", json.dumps(whole_results)))
+    save(folder / "bench.json", json.dumps(whole_results))
     if (plt := pyplot(errors)) is not None:
         from .plot import draw
 
-        draw(plt, whole_results, human, folder / "bench.png")
+        draw(plt, whole_results, folder / "bench.png")
         errors.print(f"report: {folder}", markup=False)
 
 
 def table(results: dict[str, Any]) -> Table:
     chosen = results["options"]
     title = f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}; bandwidths in GB/s"
-    out = Table(title=title, box=None, padding=(0, 2, 0, 0))  # fits 80 columns
-    headings = ("size", "backend", "runs", "loop ms", "p99 ms", "after ms", "busbw")
     others = [name for name in ("gloo", "nccl") if name in results["measured"]]
-    for heading in (*headings, *(f"lossy/{name}" for name in others), "result"):
-        left = heading == "backend"
-        out.add_column(heading, justify="left" if left else "right", no_wrap=True)
+    names = ("size", "backend", "runs", "loop ms", "p99 ms", "after ms", "busbw")
+    columns = [
+        Column(name, justify="left" if name == "backend" else "right", no_wrap=True)
+        for name in (*names, *(f"lossy/{name}" for name in others), "result")
+    ]
+    # It fits 80 columns.
+    out = Table(*columns, title=title, caption=caption(results), box=None, padding=(0, 2, 0, 0))
     before = None
     for row in results["rows"]:
         first = row["bytes"] != before
@@ -312,7 +371,6 @@ def table(results: dict[str, Any]) -> Table:
             *("" if ratio is None else f"{ratio:.2f}x" for ratio in ratios),
             {True: "right", False: "WRONG", None: "-"}[row["verified"]],
         )
-    out.caption = caption(results)
     return out
 
 
@@ -337,10 +395,3 @@ def labels(results: dict[str, Any]) -> list[str]:
     lines = [f"{name}: {label}" for name, label in results["measured"].items()]
     how = ", ".join(nccl["transports"]) or "its account doesn't say what"
     return [*lines, f"NCCL {nccl['version']} on {nccl['gpu']}, connected by {how}"]
-
-
-def human(size: int) -> str:
-    for unit, scale in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if size >= scale:
-            return f"{size / scale:g} {unit}"
-    return f"{size} B"

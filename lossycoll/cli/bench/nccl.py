@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from lossycoll.cli.launcher import CommandError
+
 SHARED: Final = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 """For ranks that share a GPU: neither CUDA's nor the host's shared memory joins "hosts"."""
 _VIA = re.compile(r"Channel .* via ([A-Za-z0-9]+(?:/[A-Za-z]+)*)")
 
 
-class NcclMissing(RuntimeError):
+class NcclMissing(CommandError):
     """NCCL can't run here; the text says what it needs and doesn't find."""
 
 
@@ -66,19 +68,16 @@ def look() -> Seen:
     import torch
     import torch.distributed as dist
 
+    boot_id = Path("/proc/sys/kernel/random/boot_id")
+    boot = boot_id.read_text().strip() if boot_id.exists() else ""
     built = bool(torch.version.cuda) and dist.is_nccl_available()
     gpus = range(torch.cuda.device_count()) if built else ()
     return Seen(
-        host=os.environ.get("NCCL_HOSTID") or _own_host(),
+        host=os.environ.get("NCCL_HOSTID") or socket.gethostname() + boot,
         torch=torch.__version__,
         nccl=built,
         gpus=tuple(str(torch.cuda.get_device_properties(number).uuid) for number in gpus),
     )
-
-
-def _own_host() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    return socket.gethostname() + (boot.read_text().strip() if boot.exists() else "")
 
 
 def choose(seen: Sequence[Seen]) -> Setup:
@@ -111,13 +110,10 @@ def _lacks(seen: Sequence[Seen]) -> list[str]:
     for number, rank in enumerate(seen):
         if not rank.nccl:
             lack = f"torch {rank.torch} has no NCCL; install its build for CUDA (Linux)"
+            lacks.setdefault(lack, number)
         elif not rank.gpus:
-            lack = (
-                f"torch {rank.torch} sees no GPU; look at nvidia-smi, and at CUDA_VISIBLE_DEVICES"
-            )
-        else:
-            continue
-        lacks.setdefault(lack, number)
+            look_at = "look at nvidia-smi, and at CUDA_VISIBLE_DEVICES"
+            lacks.setdefault(f"torch {rank.torch} sees no GPU; {look_at}", number)
     if len(seen) < 2:
         lacks["it takes two ranks at least"] = 0
     return [f"rank {number}: {lack}" for lack, number in lacks.items()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +10,22 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from lossycoll.cli.argtypes import human
+
 COLOURS = {"lossy": "tab:red", "gloo": "tab:blue", "nccl": "tab:green"}
 
 
-def draw(plt: Any, results: dict[str, Any], human: Callable[[int], str], path: Path) -> None:
+def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
     """``results``: bench.summarize's, with the seconds of each row and ``loss``, what
-    bench_loss.measure found, or None; ``human`` names a size."""
+    against_loss found, or None."""
     rows = 1 if results["loss"] is None else 2
     size = (15, 4.2 * rows)
     figure, axes = plt.subplots(rows, 3, figsize=size, layout="constrained", squeeze=False)
     bandwidth, time, spread = axes[0]
-    by_name = _by_backend(results["rows"])
     sizes = sorted({row["bytes"] for row in results["rows"]})
-    _over(bandwidth, by_name, "bytes", "busbw_gb_s")
-    _over(time, by_name, "bytes", "median_ms", "p99_ms")
-    bandwidth.set(ylabel="GB/s", ylim=(0, None))
-    bandwidth.set_title("Bus bandwidth")
+    _over(bandwidth, results["rows"], "bytes", "busbw_gb_s")
+    _over(time, results["rows"], "bytes", "median_ms", "p99_ms")
+    bandwidth.set(title="Bus bandwidth", ylabel="GB/s", ylim=(0, None))
     _plain_log(time.yaxis, "ms")
     time.set_title("Time: median, and up to the 99th percentile")
     for axis in (bandwidth, time):
@@ -41,7 +41,7 @@ def draw(plt: Any, results: dict[str, Any], human: Callable[[int], str], path: P
     lost = f", {chosen['loss']:.1%} lost on purpose" if chosen["loss"] else ""
     title = f"All-reduce, {chosen['ranks']} ranks, {chosen['dtype']}. Above: this machine{lost}."
     if results["loss"] is not None:
-        _draw_loss(results["loss"], human, *axes[1])
+        _draw_loss(results["loss"], *axes[1])
         title += f" Below: {results['loss']['network']}."
     figure.suptitle(title)
     for axis in axes.flat:
@@ -52,12 +52,10 @@ def draw(plt: Any, results: dict[str, Any], human: Callable[[int], str], path: P
     plt.close(figure)
 
 
-def _draw_loss(
-    found: dict[str, Any], human: Callable[[int], str], time: Axes, spread: Axes, steps: Axes
-) -> None:
+def _draw_loss(found: dict[str, Any], time: Axes, spread: Axes, steps: Axes) -> None:
     losses = sorted({row["loss"] for row in found["rows"]})
     rows = [{**row, "percent": 100 * row["loss"]} for row in found["rows"]]
-    _over(time, _by_backend(rows), "percent", "median_ms", "p99_ms")
+    _over(time, rows, "percent", "median_ms", "p99_ms")
     # Linear up to the smallest loss, so that none has a place too.
     least = 100 * min([loss for loss in losses if loss] or [0.01])
     time.set_xscale("symlog", linthresh=least)
@@ -74,42 +72,25 @@ def _draw_loss(
     steps.set_title(f"Steps of training under DDP, {100 * at:g}% lost")
 
 
-def _by_backend(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    out: dict[str, list[dict[str, Any]]] = {}
-    for row in rows:
-        out.setdefault(row["backend"], []).append(row)
-    return out
-
-
 def _over(
-    axis: Axes,
-    by_name: dict[str, list[dict[str, Any]]],
-    across: str,
-    up: str,
-    longest: str | None = None,
+    axis: Axes, rows: Sequence[dict[str, Any]], across: str, up: str, longest: str | None = None
 ) -> None:
     """A line for each backend, and the room up to ``longest`` shaded."""
-    for name, rows in by_name.items():
-        x = [row[across] for row in rows]
-        y = [row[up] for row in rows]
+    for name in dict.fromkeys(row["backend"] for row in rows):
+        own = [row for row in rows if row["backend"] == name]
+        x = [row[across] for row in own]
+        y = [row[up] for row in own]
         axis.plot(x, y, "o-", markersize=4, color=COLOURS[name], label=name)
         if longest is not None:
-            top = [row[longest] for row in rows]
+            top = [row[longest] for row in own]
             axis.fill_between(x, y, top, alpha=0.15, color=COLOURS[name])
 
 
 def _spread(axis: Axes, seconds: dict[str, list[float]]) -> None:
     """The share of times up to each; of rows of one backend, the last."""
     for name, times in seconds.items():
-        milliseconds = sorted(1e3 * one for one in times)
-        shares = [i / len(times) for i in range(len(times) + 1)]
-        axis.step(
-            [milliseconds[0], *milliseconds],
-            shares,
-            where="post",
-            color=COLOURS[name],
-            label=f"{name}, {len(times)} times",
-        )
+        label = f"{name}, {len(times)} times"
+        axis.ecdf([1e3 * one for one in times], color=COLOURS[name], label=label)
     _plain_log(axis.xaxis, "ms")
     axis.set(ylim=(0, 1), ylabel="share that took less")
 

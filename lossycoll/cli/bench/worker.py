@@ -13,7 +13,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import lossycoll
+from lossycoll.cli.argtypes import human
 from lossycoll.cli.demo.model import VOCABULARY, ByteGPT, next_byte_loss
-from lossycoll.cli.launcher import EventWriter
+from lossycoll.cli.launcher import RESULT, EventWriter
 from lossycoll.options.fields import Options
 from lossycoll.plan.codec import ENCODED, codec_of, phases
 
@@ -214,35 +214,40 @@ def mean_by_round(ranks: list[dict[str, list[float]]]) -> dict[str, list[float]]
 
 def merge(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One entry per size of every rank's. ``wrong``: elements, summed over the ranks."""
-    out = []
-    for entries in zip(*ranks, strict=True):
-        first = entries[0]
-        out.append(
-            {
-                "bytes": first["bytes"],
-                "seconds": mean_by_round([entry["seconds"] for entry in entries]),
-                "after_compute": mean_by_round([entry["after_compute"] for entry in entries]),
-                "wrong": {
-                    name: sum(entry["wrong"][name] for entry in entries) for name in first["wrong"]
-                },
-            }
-        )
-    return out
+    return [
+        {
+            "bytes": of_ranks[0]["bytes"],
+            **{
+                kind: mean_by_round([entry[kind] for entry in of_ranks])
+                for kind in ("seconds", "after_compute")
+            },
+            "wrong": summed([entry["wrong"] for entry in of_ranks]),
+        }
+        for of_ranks in zip(*ranks, strict=True)
+    ]
+
+
+def summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:
+    return {name: sum(one[name] for one in counts) for name in counts[0]}
 
 
 def traffic(groups: Groups) -> dict[str, int] | None:
     """The lossy group's counters at this rank."""
     if "lossy" not in groups:
         return None
-    figures = asdict(lossycoll.stats(groups["lossy"]))
+    figures = lossycoll.stats(groups["lossy"])
     names = ("packets_sent", "packets_resent", "packets_injected", "packets_missing", "bytes_sent")
-    return {name: figures[name] for name in names}
+    return {name: getattr(figures, name) for name in names}
+
+
+def _gathered(own: object) -> list[Any]:
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, own)
+    return of_ranks
 
 
 def seen_by_all() -> list[nccl.Seen]:
-    seen: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(seen, nccl.look())
-    return seen
+    return _gathered(nccl.look())
 
 
 def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
@@ -267,20 +272,14 @@ def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
         ours = {name: group for name, group in groups.items() if name != "nccl"}
         steps = measure_steps(ours, config["step_seconds"]) if config["step_seconds"] else {}
         connected = nccl.transports(account.read_text()) if account.exists() else ()
-    gathered: list[Any] = [None] * dist.get_world_size()
     own = {"sizes": measured, "steps": steps, "traffic": traffic(groups), "nccl": connected}
-    dist.all_gather_object(gathered, own)
+    gathered = _gathered(own)
     if dist.get_rank():
         return None
-    counters = [rank["traffic"] for rank in gathered if rank["traffic"] is not None]
     return {
         "sizes": merge([rank["sizes"] for rank in gathered]),
         "steps": mean_by_round([rank["steps"] for rank in gathered]),
-        "traffic": (
-            {name: sum(counts[name] for counts in counters) for name in counters[0]}
-            if counters
-            else None
-        ),
+        "traffic": summed([rank["traffic"] for rank in gathered]) if "lossy" in groups else None,
         "measured": labels(config, setup),
         "nccl": None if setup is None else about_nccl(setup, [rank["nccl"] for rank in gathered]),
     }
@@ -288,13 +287,10 @@ def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
 
 def labels(config: dict[str, Any], setup: nccl.Setup | None) -> dict[str, str]:
     """Meaning of each backend's times, in words."""
-    others = "CPU tensors"
-    if setup is not None:
-        others = "GPU tensors; their copies to the host's memory and back are in the time"
-    return {
-        name: f"GPU tensors; {setup.label}" if setup is not None and name == "nccl" else others
-        for name in config["backends"]
-    }
+    if setup is None:
+        return dict.fromkeys(config["backends"], "CPU tensors")
+    others = "GPU tensors; their copies to the host's memory and back are in the time"
+    return dict.fromkeys(config["backends"], others) | {"nccl": f"GPU tensors; {setup.label}"}
 
 
 def about_nccl(setup: nccl.Setup, connected: list[tuple[str, ...]]) -> dict[str, Any]:
@@ -317,11 +313,11 @@ def main() -> None:
 
     def on_size(size: int, done: int) -> None:
         if report is not None:
-            report.write(bytes=size, done=done)
+            report.write(done=done, note=f"all-reduce {human(size)}")
 
     measured = take_part(config, on_size)
     if report is not None:
-        (path.parent / "ranks.json").write_text(json.dumps(measured), encoding="utf-8")
+        (path.parent / RESULT).write_text(json.dumps(measured), encoding="utf-8")
         report.close()
     dist.destroy_process_group()
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
+import platform
 import time
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from lossycoll.cli.argtypes import inject_text, names, real, share, whole
-from lossycoll.cli.launcher import exit_status, launch, must_be_writable, save
+from lossycoll.cli.launcher import launch, must_be_writable, progress, save
 from lossycoll.cli.plotting import pyplot
 
 from . import report
@@ -34,21 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=whole(1), default=200, help="optimizer steps of each run (default 200)")
     add("--seed", type=whole(0, 2**31 - 1), default=7, help="of everything random (default 7)")
     add("--layers", type=whole(1, 96), default=2, help="transformer blocks (default 2)")
-    add(
-        "--width",
-        type=whole(HEAD_WIDTH, 8192, HEAD_WIDTH),
-        default=64,
-        help="width of the model (default 64)",
-    )
+    width = whole(HEAD_WIDTH, 8192, HEAD_WIDTH)
+    add("--width", type=width, default=64, help="width of the model (default 64)")
     add("--context", type=whole(8, 4096), default=64, help="bytes of context (default 64)")
     add("--batch", type=whole(1, 4096), default=64, help="windows per rank and step (default 64)")
     add("--mtu", type=whole(576, 65535), default=1500, help="of the lossy runs (default 1500)")
-    add(
-        "--runs",
-        type=names(known),
-        default=known,
-        help=f"which to do: some of {','.join(known)} (default: all)",
-    )
+    how = f"which to do: some of {','.join(known)} (default: all)"
+    add("--runs", type=names(known), default=known, help=how)
     add("--out", type=Path, default=Path("demo-results"), help="folder for results")
     add("--json", action="store_true", help="print the results as JSON, not as a table")
 
@@ -59,41 +51,33 @@ def run(options: argparse.Namespace) -> int:
     errors = Console(stderr=True)
     saved = options.out / "demo.json"
     must_be_writable(saved, make_folder=True)
-    results = _header(options)
+    results: dict[str, Any] = {
+        "lossycoll": metadata.version("lossycoll"),
+        "torch": metadata.version("torch"),
+        "python": platform.python_version(),
+        "options": {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in vars(options).items()
+            if name not in ("command", "run", "json")
+        },
+        "runs": {},
+    }
     for name in options.runs:
         results["runs"][name] = _one_run(demo_runs()[name], options, console)
     report.compare(results["runs"])
-    unsaved = save(saved, json.dumps(results, indent=1))
     if options.json:
         print(json.dumps(results))
     else:
         console.print(report.table(results["runs"]))
         for line in report.remarks(results["runs"]):
             console.print(line, highlight=False)
-    exit_status("demo", 0, unsaved)
+    save(saved, json.dumps(results, indent=1))
     console.print(f"figures: {saved}", highlight=False)
     plot = options.out / "demo.png"
     if (plt := pyplot(errors)) is not None:
         report.draw(plt, results, plot)
         console.print(f"plot:    {plot}", highlight=False)
     return 0
-
-
-def _header(options: argparse.Namespace) -> dict[str, Any]:
-    from importlib import metadata
-
-    chosen = {
-        name: str(value) if isinstance(value, Path) else value
-        for name, value in vars(options).items()
-        if name not in ("command", "run", "json")
-    }
-    return {
-        "lossycoll": metadata.version("lossycoll"),
-        "torch": metadata.version("torch"),
-        "python": sys.version.split()[0],
-        "options": chosen,
-        "runs": {},
-    }
 
 
 def _one_run(run: DemoRun, options: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -114,32 +98,15 @@ def _one_run(run: DemoRun, options: argparse.Namespace, console: Console) -> dic
         # Loopback would take packets of 64 KiB, of which a loss would be another matter.
         "LOSSYCOLL_MTU": str(options.mtu),
     }
-    folder = options.out / run.name
-    progress = Progress(
-        TextColumn("{task.description:<16}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[note]:<20}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
+    label = f"{run.name}, {loss:.0%} lost" if loss else run.name
     started = time.monotonic()
-    with progress:
-        label = f"{run.name}, {loss:.0%} lost" if loss else run.name
-        task = progress.add_task(label, total=options.steps, note="starting ranks")
-
-        def on_event(event: dict[str, Any]) -> None:
-            if event["kind"] == "step":
-                note = f"loss {event['loss']:.3f}"
-                progress.update(task, completed=event["step"], note=note)
-
-        launch(
+    with progress(console, label, options.steps) as on_event:
+        ranks = launch(
             "lossycoll.cli.demo.worker",
             config,
             ranks=options.ranks,
-            folder=folder,
+            folder=options.out / run.name,
             environment=environment,
             on_event=on_event,
         )
-    ranks = json.loads((folder / "ranks.json").read_text(encoding="utf-8"))
     return report.summarize(ranks, run.backend, loss, time.monotonic() - started)

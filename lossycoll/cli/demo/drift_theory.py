@@ -1,21 +1,9 @@
 """Drift that the demo's replicas should have, from how parameters move and what is lost.
 
-Of q of the packets nothing arrives, after parity or resending has brought back what it could.
-Distances are squared, and means over all pairs of replicas.
-
-ShardedOptimizer (:class:`OwnersTrail`): each element has an owner, whose value the others hold as
-it was k steps ago, with a chance in proportion to q^k, up to the age at which it is repaired. So
-two replicas that both receive it hold values some steps apart, and the owner and another one k.
-Where steps are uncorrelated, with second moment s^2, the value of k steps ago is k s^2 away, and
-without repair the drift is 2q / (1 - q^2) s^2 (docs/theory.md). Steps of Adam are correlated, so
-the distances are taken as they are.
-
-DriftBound (:class:`OwnSteps`): each replica steps by itself. An element that was brought to one
-value just before the last k steps is as far apart as what these have added to it, each replica's
-its own. That is D(k), measured from those steps alone, however they are correlated. After each step
-there are as many elements with k = 1 as with 2, ..., period, so the drift is the mean of these
-D(k); and each sweep that was missed adds D(period), as if steps that far apart weren't correlated.
-Where D(k) is k g, this is the formula of docs/theory.md.
+docs/demo-theory.md derives it. Distances are squared, and means over all pairs of replicas.
+ShardedOptimizer (:class:`OwnersTrail`) leaves receivers with values of some steps ago, DriftBound
+(:class:`OwnSteps`) leaves each replica with its own steps since the last sweep. Steps of Adam are
+correlated, so distances are taken as they are, and not as the formulas of docs/theory.md have them.
 """
 
 from __future__ import annotations
@@ -46,18 +34,16 @@ class OwnersTrail:
     def __init__(self, optimizer: lossycoll.ShardedOptimizer) -> None:
         self._optimizer = optimizer
         # All replicas are equal now, so nothing is ever older than this.
-        self._values = deque([_row(optimizer)], maxlen=MAX_AGE + 1)
+        self._values = deque([_row(optimizer)] * (MAX_AGE + 1), maxlen=MAX_AGE + 1)
         optimizer.register_step_post_hook(self._note)
 
-    @torch.no_grad()
     def _note(self, *_: Any) -> None:
         self._values.append(_row(self._optimizer))
 
-    @torch.no_grad()
     def expected_drift(self) -> float:
         """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
-        values = _padded(self._values, MAX_AGE + 1)
-        moved = torch.stack([(values[0] - old).square().sum() for old in values])
+        latest = self._values[-1]
+        moved = torch.stack([(latest - old).square().sum() for old in reversed(self._values)])
         figures = self._optimizer.stats()
         counted = torch.tensor([figures.stale, figures.blocks], dtype=torch.float64, device="cpu")
         with lossycoll.reliable():
@@ -76,28 +62,24 @@ class OwnSteps:
 
     def __init__(self, optimizer: Optimizer, period: int, loss: float) -> None:
         self._optimizer = optimizer
-        self._period = period
         self._missed = min(loss, MAX_MISSING)
         self._before = _row(optimizer)[::STRIDE]
         self._scale = len(_row(optimizer)) / len(self._before)
-        self._sums = deque([torch.zeros_like(self._before)], maxlen=period + 1)
+        zeros = torch.zeros_like(self._before)
+        self._sums = deque([zeros] * (period + 1), maxlen=period + 1)
         optimizer.register_step_pre_hook(self._note_before)
         optimizer.register_step_post_hook(self._note_after)
 
-    @torch.no_grad()
     def _note_before(self, *_: Any) -> None:
         self._before = _row(self._optimizer)[::STRIDE]
 
-    @torch.no_grad()
     def _note_after(self, *_: Any) -> None:
         step = _row(self._optimizer)[::STRIDE] - self._before
         self._sums.append(self._sums[-1] + step)
 
-    @torch.no_grad()
     def expected_drift(self) -> float:
         """Squared distance of all parameters, averaged over pairs of replicas. A collective."""
-        sums = _padded(self._sums, self._period + 1)
-        added = torch.stack([sums[0] - old for old in sums])
+        added = torch.stack([self._sums[-1] - old for old in reversed(self._sums)])
         world = dist.get_world_size()
         mean = added.clone()
         with lossycoll.reliable():
@@ -112,12 +94,6 @@ def _row(optimizer: Optimizer) -> Tensor:
     """All that it steps at this rank, one after another, in double precision."""
     held = [p.detach().flatten() for entry in optimizer.param_groups for p in entry["params"]]
     return torch.cat(held).double() if held else torch.zeros(0, dtype=torch.float64, device="cpu")
-
-
-def _padded(kept: Sequence[Tensor], length: int) -> list[Tensor]:
-    """The latest first, and the first one again for the steps before it."""
-    latest_first = list(reversed(kept))
-    return latest_first + [kept[0]] * (length - len(kept))
 
 
 def stale_drift(moved: Sequence[float], world: int, missed: float) -> float:

@@ -1,25 +1,18 @@
 """The training methods that the demo and the study of quality compare. No torch, for ``--help``.
 
-To add a method, write one module like tests/cli/demo/sign_sgd.py and register it once:
-
-- ``wrap(model, optimizer_class, settings)`` returns what is run forward and what is stepped.
-- ``attach(forward, optimizer)``, if needed, adds what hooks into both, such as DriftBound.
-- ``register(Method(name=..., module=__name__, wrap=wrap, summary=..., colour=...))``.
-
-In this module, add it to ``BUILT_IN`` below instead of registering it. From your own package,
-import your module before you start the demo (``lossycoll.cli.main.main``) or the study. The demo's
-``--runs``, table, notes and plot, and the study's runs, tables and plots then include the method.
-Ranks are processes of their own that import ``module``: it has to be on ``PYTHONPATH``.
+docs/extending.md says how to add one from another package (:func:`register`); one of this module
+goes into ``BUILT_IN``. Ranks are processes of their own that import a method's ``module``.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 from lossycoll.options.fields import Options
@@ -145,37 +138,27 @@ _METHODS: dict[str, Method] = {}
 def register(method: Method) -> Method:
     """Adds a method to those that are compared. A method that its module registers again, as when
     it is reloaded, takes the earlier one's place."""
+    for complaint in _complaints(method):
+        raise ValueError(f"method {method.name!r} of {method.module} {complaint}")
+    Options.from_env({}, **method.options)
+    _METHODS[method.name] = method
+    return method
+
+
+def _complaints(method: Method) -> Iterator[str]:
     if method.module == "__main__":
-        raise ValueError(
-            f"method {method.name!r} is registered by the program that is run, which ranks can't "
-            f"import: put it into a module of its own"
-        )
+        yield "can't be imported by ranks: put it into a module of its own"
     names = {method.name, method.run_name}
     for name in sorted(names):
         if not NAME.fullmatch(name):
-            raise ValueError(
-                f"a method of {method.module} has the name {name!r}, wanted letters, digits and "
-                f"any of . _ + - between them"
-            )
+            yield f"has the name {name!r}, wanted letters, digits and any of . _ + - between them"
     if names & set(DEMO_RUNS):
-        raise ValueError(
-            f"method {method.name!r} of {method.module} has the name of a run of the demo "
-            f"({', '.join(DEMO_RUNS)}): wanted another name"
-        )
+        yield f"has the name of a run of the demo ({', '.join(DEMO_RUNS)}): wanted another name"
     for other in _METHODS.values():
         if _origin(other) != _origin(method) and names & {other.name, other.run_name}:
-            raise ValueError(
-                f"method {method.name!r} of {method.module} has the name of {other.name!r} of "
-                f"{other.module}: wanted another name"
-            )
-    Options.from_env({}, **method.options)
+            yield f"has the name of {other.name!r} of {other.module}: wanted another name"
     if not _importable(method.module):
-        raise ValueError(
-            f"method {method.name!r}: ranks can't import its module {method.module!r}; wanted "
-            f"__name__ of a module on PYTHONPATH"
-        )
-    _METHODS[method.name] = method
-    return method
+        yield "isn't importable by ranks; wanted __name__ of a module on PYTHONPATH"
 
 
 def _origin(method: Method) -> tuple[str, ...]:
@@ -271,19 +254,11 @@ def wrap_sharded(
     return model, sharded
 
 
-def _wait_sharded(optimizer: Any) -> None:
-    """Parameters travel during the next forward pass, whose modules wait for their own."""
-    optimizer.wait_parameters()
-
-
-def _drift_of_sharded(optimizer: Optimizer, loss: float) -> Theory:
+def _drift_of_sharded(optimizer: Any, loss: float) -> Theory:
     """From how the owners' values move, and how many were missing."""
-    import lossycoll
-
     from .drift_theory import OwnersTrail
 
     del loss  # which says how many packets are lost, and not how many come back
-    assert isinstance(optimizer, lossycoll.ShardedOptimizer)
     return OwnersTrail(optimizer)
 
 
@@ -291,7 +266,8 @@ SHARDED: Final = Method(
     name="sharded",
     module=__name__,
     wrap=wrap_sharded,
-    wait=_wait_sharded,
+    # Parameters travel during the next forward pass, whose modules wait for their own.
+    wait=methodcaller("wait_parameters"),
     summary=(
         "parameters are sent, not gradients; a lost packet leaves a value that is a step or two old"
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from .methods import DDP, DEMO_RUNS, Method, methods
 
@@ -143,10 +143,8 @@ FIGURES: Final[dict[str, Callable[[Run], str]]] = {
 
 def table(runs: dict[str, Run]) -> Table:
     """A column for each run, a row for each figure."""
-    out = Table(title="Same seed, same data, same steps")
-    out.add_column("")
-    for name in runs:
-        out.add_column(name, justify="right")
+    columns = (Column(name, justify="right") for name in runs)
+    out = Table("", *columns, title="Same seed, same data, same steps")
     for label, show in FIGURES.items():
         out.add_row(label, *(show(run) for run in runs.values()))
     return out
@@ -218,11 +216,14 @@ def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
             drift.plot(*expected, "--", color=colour, linewidth=2.4)
     zeros = f" (0: {', '.join(equal)})" if equal else ""
     drift.plot([], [], "--", color="tab:gray", linewidth=2.4, label="by theory")
-    costs.set(xlabel="step", ylabel=f"% of the perplexity of {base_name}")
-    costs.set_title(f"Validation perplexity against {base_name}")
-    drift.set(xlabel="step", ylabel="squared L2 distance", yscale="log")
-    drift.set_title(f"Distance between replicas{zeros}")
+    costs.set(
+        title=f"Validation perplexity against {base_name}",
+        ylabel=f"% of the perplexity of {base_name}",
+    )
+    title = f"Distance between replicas{zeros}"
+    drift.set(title=title, ylabel="squared L2 distance", yscale="log")
     for axes in (costs, drift):
+        axes.set(xlabel="step")
         axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(runs) + 1)
     figure.savefig(path, dpi=110)

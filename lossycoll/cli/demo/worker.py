@@ -7,14 +7,14 @@ optimizer are prepared (:mod:`.methods`).
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import lossycoll
-from lossycoll.cli.launcher import EventWriter
+from lossycoll.cli.launcher import RESULT, EventWriter
 
 from . import methods
 from .corpus import draw, load
@@ -67,34 +67,12 @@ class TrainConfig:
 COUNTED: Final = ("packets_sent", "packets_missing", "packets_injected", "bytes_sent")
 
 
-class Traffic:
-    """Packets that training has sent and missed at this rank, without those of measuring it."""
-
-    def __init__(self, backend: str) -> None:
-        # torch's other backends don't count.
-        self._counts = backend == "lossy"
-        self._aside = dict.fromkeys(COUNTED, 0)
-
-    def _now(self) -> dict[str, int]:
-        figures = lossycoll.stats()
-        return {name: int(getattr(figures, name)) for name in COUNTED}
-
-    @contextlib.contextmanager
-    def aside(self) -> Iterator[None]:
-        """A context whose traffic isn't training's."""
-        if not self._counts:
-            yield
-            return
-        before = self._now()
-        yield
-        for name, value in self._now().items():
-            self._aside[name] += value - before[name]
-
-    def figures(self) -> dict[str, int] | None:
-        """So far, by counter; None for a backend that doesn't count."""
-        if not self._counts:
-            return None
-        return {name: value - self._aside[name] for name, value in self._now().items()}
+def traffic(config: TrainConfig) -> Counter[str]:
+    """Packets that this rank has sent and missed; torch's other backends don't count."""
+    if config.backend != "lossy":
+        return Counter()
+    figures = lossycoll.stats()
+    return Counter({name: int(getattr(figures, name)) for name in COUNTED})
 
 
 class Validation:
@@ -136,7 +114,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     report = EventWriter(config.events) if rank == 0 else None
     validated_at = {round(config.steps * i / MEASUREMENTS) for i in range(1, MEASUREMENTS + 1)}
     compared_at = compared_steps(config.steps) if config.loss else validated_at
-    traffic = Traffic(config.backend)
+    aside: Counter[str] = Counter()  # traffic of the measurements
 
     train_losses: list[float] = []
     step_seconds: list[float] = []
@@ -156,23 +134,26 @@ def train(config: TrainConfig) -> dict[str, Any]:
         step_seconds.append(time.perf_counter() - started)
         train_losses.append(loss.item())
         if report is not None:
-            report.write(kind="step", step=step, loss=train_losses[-1])
+            report.write(done=step, note=f"loss {train_losses[-1]:.3f}")
         # Of the replica itself, not DDP's wrapper: that one may start collectives of its own.
         if step in validated_at:
             if rank == 0 or step == config.steps:
                 validation_curve.append((step, validation.loss(model)))
             dist.barrier()  # so that others wait here, and not within the next step
         if step in compared_at:
-            with traffic.aside():
-                drift_curve.append((step, drift_of(model, prepared.theory, config.loss)))
+            before = traffic(config)
+            drift_curve.append((step, drift_of(model, prepared.theory, config.loss)))
+            aside += traffic(config) - before
     if report is not None:
         report.close()
+    counted = traffic(config)
+    counted.subtract(aside)
     return {
         "train": train_losses,
         "validation": validation_curve,
         "drift": drift_curve,
         "step_seconds": step_seconds[UNTIMED_STEPS:] or step_seconds,
-        "traffic": traffic.figures(),
+        "traffic": counted or None,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "corpus": {
             "train_files": corpus.train_files,
@@ -210,16 +191,14 @@ def init_group(config: TrainConfig) -> None:
 def main() -> None:
     """Trains as the configuration says; rank 0 writes all ranks' figures beside it."""
     path = Path(sys.argv[1])
-    known = {field.name for field in fields(TrainConfig)}
-    values = json.loads(path.read_text(encoding="utf-8"))
-    config = TrainConfig(**{name: value for name, value in values.items() if name in known})
+    config = TrainConfig(**json.loads(path.read_text(encoding="utf-8")))
     torch.set_num_threads(1)
     init_group(config)
     figures = train(config)
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, figures)
     if dist.get_rank() == 0:
-        (path.parent / "ranks.json").write_text(json.dumps(gathered), encoding="utf-8")
+        (path.parent / RESULT).write_text(json.dumps(gathered), encoding="utf-8")
     # DDP's wrapper is part of a reference cycle. While it lives, so do gloo's threads, and one
     # that frees a tensor while the interpreter is going down aborts the process.
     gc.collect()

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.table import Column, Table
 
-from . import checks, job_environment, loopback
+from . import checks, loopback
 from .checks import Finding, Severity
 from .peer import command as peer
 
-CHECKS: Final[tuple[Callable[[], list[Finding]], ...]] = (
+CHECKS: Final[tuple[Callable[[], Iterable[Finding]], ...]] = (
     checks.system,
     checks.versions,
     checks.engine,
@@ -28,12 +29,10 @@ CHECKS: Final[tuple[Callable[[], list[Finding]], ...]] = (
     checks.socket_buffers,
     checks.offloads,
     checks.interfaces,
-    job_environment.rdma,
-    job_environment.chosen_interface,
-    job_environment.mtu,
-    job_environment.port_range,
+    checks.rdma,
+    checks.network,
     checks.host_name,
-    job_environment.memory_sharing,
+    checks.memory_sharing,
     loopback.sealing,
     loopback.loopback,
 )
@@ -74,17 +73,15 @@ def examine() -> list[Finding]:
             findings += check()
         except Exception as error:
             name = check.__name__.replace("_", " ")
-            findings.append(Finding(name, Severity.FAIL, f"{type(error).__name__}: {error}"))
+            findings.append(Finding(name, f"{type(error).__name__}: {error}", Severity.FAIL))
     return findings
 
 
 def show(findings: list[Finding], console: Console) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    table.add_column("check", no_wrap=True)
-    table.add_column("found", overflow="fold")
+    columns = ("", Column("check", no_wrap=True), Column("found", overflow="fold"))
+    table = Table(*columns, box=None, pad_edge=False)
     for finding in findings:
-        table.add_row(MARKS[finding.status], finding.name, finding.found)
+        table.add_row(MARKS[finding.status], finding.name, escape(finding.found))
     console.print(table, highlight=False)
     advised = [finding for finding in findings if finding.advice]
     if advised:

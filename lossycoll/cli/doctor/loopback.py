@@ -6,10 +6,14 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .checks import Finding, Severity, good_if
+from lossycoll.errors import OptionError
+from lossycoll.options.fields import Options
+
+from .checks import Finding, Findings, Severity, effective_options, warn_unless
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +37,7 @@ def udp_loopback() -> str:
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
     ):
-        receiver.bind(("127.0.0.1", 0))
+        receiver.bind((ADDRESS, 0))
         receiver.settimeout(1.0)
         sender.connect(receiver.getsockname())
         payload = bytes(range(256)) * (DATAGRAM // 256)
@@ -48,17 +52,9 @@ def udp_loopback() -> str:
     return f"{count} datagrams of {DATAGRAM} bytes, none lost, {rate:.2f} GB/s"
 
 
-def engine_loopback() -> str:
-    """Two engines of this process all-reduce with each other; the sum is checked."""
-    return _two_engines(shared=False)
-
-
-def engine_in_shared_memory() -> str:
-    """The same through memory that each can read."""
-    return _two_engines(shared=True)
-
-
-def _two_engines(*, shared: bool) -> str:
+def two_engines(*, shared: bool) -> str:
+    """Two engines of this process all-reduce with each other, by UDP or through memory that each
+    can read; the sum is checked."""
     import numpy as np
 
     given = [np.arange(ELEMENTS, dtype=np.float32) % 1000 + rank for rank in range(RANKS)]
@@ -80,7 +76,6 @@ def _two_engines(*, shared: bool) -> str:
 @contextlib.contextmanager
 def _engines(*, shared: bool) -> Iterator[list[EngineGroup]]:
     """One per rank, connected, and closed at the end of the block."""
-    from lossycoll.options.fields import Options
     from lossycoll.runtime.engine.binding import EngineGroup
     from lossycoll.runtime.engine.host import Host
 
@@ -145,45 +140,36 @@ AES_FLAGS, GCM_FLAGS = ("vaes", "aes"), ("vpclmulqdq", "pclmulqdq", "pmull")
 """Names in /proc/cpuinfo, the best first."""
 
 
-def sealing() -> list[Finding]:
+def sealing() -> Findings:
     """The library, its speed, and whether the secret can be used, if one is set."""
-    from lossycoll.errors import OptionError
-    from lossycoll.options.fields import Options
     from lossycoll.runtime.keys.aead import CIPHERS, has_cipher, library
     from lossycoll.runtime.keys.secret import find_secret
 
-    try:
-        options = Options.from_env()
-    except OptionError:
-        return []  # the finding "variables" has it
+    options = effective_options()
+    if options is None:
+        return
     try:
         secret = find_secret()
         version, why = library(options.libcrypto)
     except OptionError as error:
-        return [Finding("secret", Severity.FAIL, "can't be used", str(error))]
+        yield Finding("secret", "can't be used", Severity.FAIL, str(error))
+        return
     is_set = "no secret is set"
     if secret is not None:
         is_set = f"a secret is set: {options.seal} by {options.cipher}"
     if why:
-        return [
-            Finding(
-                "sealing",
-                Severity.FAIL if secret is not None else Severity.WARN,
-                f"not possible ({why}); {is_set}",
-                "install OpenSSL's libcrypto: libssl3 (Debian, Ubuntu) or openssl-libs (Fedora)",
-            )
-        ]
+        advice = "install OpenSSL's libcrypto: libssl3 (Debian, Ubuntu) or openssl-libs (Fedora)"
+        severity = Severity.WARN if secret is None else Severity.FAIL
+        yield Finding("sealing", f"not possible ({why}); {is_set}", severity, advice)
+        return
     speeds = {cipher: _gigabytes_per_second(cipher) for cipher in CIPHERS if has_cipher(cipher)}
     found = ", ".join(f"{cipher} {speed:.1f} GB/s" for cipher, speed in speeds.items())
-    return [
-        good_if(
-            max(speeds.values()) >= SLOW_GB_S,
-            "sealing",
-            f"{version}: {found}; {_instructions()}; {is_set}",
-            Severity.WARN,
-            "sealing will be the limit here; try cipher=chacha20-poly1305 where that is quicker",
-        )
-    ]
+    yield warn_unless(
+        max(speeds.values()) >= SLOW_GB_S,
+        "sealing",
+        f"{version}: {found}; {_instructions()}; {is_set}",
+        "sealing will be the limit here; try cipher=chacha20-poly1305 where that is quicker",
+    )
 
 
 def _gigabytes_per_second(cipher: str) -> float:
@@ -200,28 +186,23 @@ def _gigabytes_per_second(cipher: str) -> float:
 def _instructions() -> str:
     """Instructions for AES and for GCM's tag that the processor has."""
     cpuinfo = Path("/proc/cpuinfo")
-    flags = cpuinfo.read_text().split() if cpuinfo.exists() else []
-    found = [
-        next((flag for flag in known if flag in flags), None) for known in (AES_FLAGS, GCM_FLAGS)
-    ]
-    names = " and ".join(flag for flag in found if flag)
-    return f"the processor has {names or 'no AES instructions'}"
+    flags = set(cpuinfo.read_text().split()) if cpuinfo.exists() else set()
+    found = (next(filter(flags.__contains__, known), "") for known in (AES_FLAGS, GCM_FLAGS))
+    return f"the processor has {' and '.join(filter(None, found)) or 'no AES instructions'}"
 
 
-def loopback() -> list[Finding]:
-    out = []
+def loopback() -> Findings:
     firewall = "a firewall on the loopback interface? see iptables -S and nft list ruleset"
     slower = "ranks of this machine use UDP among themselves, which is slower"
     tests = (
         ("UDP over loopback", udp_loopback, Severity.FAIL, firewall),
-        ("engine over loopback", engine_loopback, Severity.FAIL, firewall),
-        ("engine in shared memory", engine_in_shared_memory, Severity.WARN, slower),
+        ("engine over loopback", partial(two_engines, shared=False), Severity.FAIL, firewall),
+        ("engine in shared memory", partial(two_engines, shared=True), Severity.WARN, slower),
     )
     for name, test, otherwise, advice in tests:
         try:
-            out.append(Finding(name, Severity.OK, test()))
+            yield Finding(name, test())
         except ImportError:
             continue  # the native engine does not load, which has its own line
         except (OSError, RuntimeError) as error:
-            out.append(Finding(name, otherwise, str(error), advice))
-    return out
+            yield Finding(name, str(error), otherwise, advice)

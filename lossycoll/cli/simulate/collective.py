@@ -14,7 +14,7 @@ import numpy as np
 from rich.table import Table
 
 from lossycoll.cli.argtypes import real, whole
-from lossycoll.cli.lab import NUMBERS, add_numbers, given
+from lossycoll.cli.lab import NUMBERS, add_numbers, numbers
 from lossycoll.cli.launcher import EXIT_FAILED
 from lossycoll.errors import OptionError
 from lossycoll.lab import network_io
@@ -134,7 +134,7 @@ def network_of(options: argparse.Namespace) -> Network:
     name = options.network
     is_file = name not in PROFILES and Path(name).suffix in (".json", ".toml")
     network = network_io.load(name) if is_file else profile(name)
-    network = network.with_parts(**given(options, NUMBERS))
+    network = network.with_parts(**numbers(options, NUMBERS))
     return network if options.seed is None else replace(network, seed=options.seed)
 
 

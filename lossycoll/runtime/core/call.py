@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, Protocol
 
 from lossycoll.errors import ClosedError, EngineError, LossyError, OperationTimeout
 from lossycoll.options.fields import Options
-from lossycoll.runtime.engine.failures import Code, Where
+from lossycoll.runtime.engine.failures import Code, Where, with_article
 from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 from lossycoll.runtime.engine.reports import Report, Stream
 
@@ -72,7 +72,7 @@ class Collective:
 
     @property
     def numbered(self) -> str:
-        return f"call #{self.seq} {self}" if self.seq >= 0 else f"a {self}"
+        return f"call #{self.seq} {self}" if self.seq >= 0 else with_article(str(self))
 
 
 def text_of(key: CallKey) -> str:

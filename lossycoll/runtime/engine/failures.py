@@ -76,6 +76,11 @@ class Failure:
     theirs: tuple[int, int, int] = (0, 0, 0)
 
 
+def with_article(call: str) -> str:
+    """A call without a number, as in "an all_reduce" and "a send"."""
+    return f"{'an' if call[0] in 'aeiou' else 'a'} {call}"
+
+
 @dataclass(frozen=True, slots=True)
 class Where:
     """Location of a failure: whose call failed, and whom it is made with.
@@ -97,7 +102,7 @@ class Where:
     def __str__(self) -> str:
         text = f"rank {self.rank}/{self.world}"
         if self.seq < 0:
-            return f"{text}: a {self.call}" if self.call else text
+            return f"{text}: {with_article(self.call)}" if self.call else text
         return f"{text}: call #{self.seq} {self.call}"
 
     def peer(self, rank: int) -> str:

@@ -255,6 +255,8 @@ def doing(rank: Mapping[str, Any]) -> str:
         return f"heard {ago(rank['heard_seconds'])}, tells nothing of itself"
     if rank["call"] is not None:
         number = "" if rank["call_number"] is None else f"call #{rank['call_number']} "
+        if rank["state"] in (DEAD, LEFT):
+            return f"ended in {number}{rank['call']}"
         text = f"{in_words(rank['call_seconds'])} in {number}{rank['call']}"
         if rank["waits_for"]:
             text += f", waits for {named(rank['waits_for'])}"

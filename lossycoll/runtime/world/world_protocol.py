@@ -89,6 +89,8 @@ class WorldProtocol:
         self.welcomed: set[int] = set()
         """Ranks that this one reaches at once: at the coordinator its followers; at others the
         coordinator, once it has said so."""
+        self._unkeyed: set[int] = set()
+        """Ranks to be told of new keys as soon as they are back, each over its new connection."""
         self._unsent: deque[Addressed] = deque()
         """Messages that wait for the next coordinator and aren't kept in ``_replay_log``."""
         self._heard_coordinator = 0.0
@@ -291,6 +293,7 @@ class WorldProtocol:
         for message in self._replay_log.kept(self.clock()):
             if message.sender != rank and message.to >> rank & 1:
                 self._tell(message, [rank])
+        self._tell_keys(rank)
 
     def _on_welcome(self, rank: int, message: messages.Welcome) -> None:
         self._from_coordinator(rank)
@@ -307,6 +310,7 @@ class WorldProtocol:
         own = [one for one in self._replay_log.kept(self.clock()) if one.sender == self.rank]
         for repeated in [*own, *waiting]:
             self._tell(repeated, [rank])
+        self._tell_keys(rank)
         for membership in self.groups:
             membership.on_round()
 
@@ -370,7 +374,15 @@ class WorldProtocol:
         self.on_rekey()
         if not self.states.is_coordinator:  # once what is said here has been sent
             self._rekey_at = self.clock() + self._detector.interval / 4
+        coordinator = self.states.coordinator
+        told = set(range(self.world)) if self.states.is_coordinator else {coordinator}
+        self._unkeyed |= told - self.welcomed - {self.rank, rank}
         self._tell(message, self.welcomed - {rank})
+
+    def _tell_keys(self, rank: int) -> None:
+        if rank in self._unkeyed:
+            self._unkeyed.discard(rank)
+            self._tell(messages.Rekey(), [rank])
 
     # ---- ranks that are lost ----
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from lossycoll.cli import argtypes
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
-from lossycoll.cli.bench import loss_sweep, worker
+from lossycoll.cli.bench import worker
 from lossycoll.cli.bench import worker as bench_rank
 from lossycoll.options.fields import Options
 from lossycoll.options.texts import FAST_PATHS
+from tests.support.command_line import run_lossycoll
 from tests.support.harness import warm_python
 from tests.support.lab_kit import needs_lab
 
@@ -28,13 +28,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run_bench(*options: str, python: str = "") -> dict[str, Any]:
-    done = subprocess.run(
-        [python or warm_python(), "-m", "lossycoll.cli", "bench", "--json", *options],
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
+    done = run_lossycoll("bench", "--json", *options, python=python or warm_python())
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -82,14 +76,9 @@ def test_loss_and_switches_reach_the_ranks() -> None:
 
 
 def test_logs_of_a_rank_that_failed_are_there_to_be_read(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [warm_python(), "-m", "lossycoll.cli", "bench", "--backend", "lossy", "--sizes", "4k"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"LOSSYCOLL_INTERFACE": "nope", "TMPDIR": str(tmp_path)},
-    )
+    words = ("bench", "--backend", "lossy", "--sizes", "4k")
+    env = os.environ | {"LOSSYCOLL_INTERFACE": "nope", "TMPDIR": str(tmp_path)}
+    done = run_lossycoll(*words, python=warm_python(), env=env)
     assert done.returncode == 1
     said = re.search(r"lossycoll bench: rank \d failed .* output is under (\S+)", done.stderr)
     assert said is not None, done.stderr
@@ -104,13 +93,6 @@ def test_sizes() -> None:
     for text in ("", "0", "4", "2g", "1t", "-4k"):
         with pytest.raises(argparse.ArgumentTypeError):
             bench.sizes(text)
-
-
-def test_losses() -> None:
-    assert argtypes.shares("0,0.01") == (0, 0.01)
-    for text in ("", "1", "0.1,0.01", "0.1,0.1", "-0.1"):
-        with pytest.raises(argparse.ArgumentTypeError):
-            argtypes.shares(text)
 
 
 def test_an_encoding_reaches_the_ranks() -> None:
@@ -156,12 +138,12 @@ def test_time_against_loss_is_of_a_laboratory() -> None:
     given = ["bench", "--sizes", "4k,64k", "--seconds", "0.05", "--losses", "0.1"]
     options = cli.parser().parse_args(given)
     said: list[str] = []
-    found = loss_sweep.measure(options, bench.configuration(options), {}, said.append)
+    found = bench.against_loss(options, bench.configuration(options), {}, said.append)
     check_loss(found, ("lossy", "gloo"), 64 << 10)
     assert said == ["time against loss: 0.1"]
     assert "laboratory, 1000 Mbit/s, 20 ms" in found["network"]
     # A round trip's half for each phase; loss is the network's.
-    assert all(row["median_ms"] > 2 * loss_sweep.ONE_WAY_MS for row in found["rows"])
+    assert all(row["median_ms"] > 2 * bench.ONE_WAY_MS for row in found["rows"])
     assert found["injected"] == 0
 
 
@@ -169,7 +151,7 @@ def test_time_against_loss_is_of_a_laboratory() -> None:
 def test_without_a_laboratory_loss_is_injected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(loss_sweep, "missing", lambda _: "no rights")
+    monkeypatch.setattr(bench, "missing", lambda _: "no rights")
     given = ["bench", "--backend", "lossy", "--sizes", "4k,64k", "--seconds", "0.05"]
     assert cli.main([*given, "--losses", "0.1", "--report", str(tmp_path)]) == 0
     written = json.loads((tmp_path / "bench.json").read_text())

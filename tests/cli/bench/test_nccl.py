@@ -16,6 +16,7 @@ import torch.distributed as dist
 from benchmarks.common.results import Result
 from benchmarks.studies.nccl.report import table
 from benchmarks.studies.nccl.study import main
+from benchmarks.studies.nccl.sweep import Sweep
 from lossycoll.cli import main as cli
 from lossycoll.cli.bench import command as bench
 from lossycoll.cli.bench import nccl
@@ -130,7 +131,8 @@ def test_sizes_are_nccl_tests() -> None:
     assert sizes[:3] == (8, 16, 32)
     assert sizes[-1] == 128 << 20
     assert len(sizes) == 25
-    assert bench.sweep(8, 100, 3) == (8, 24, 72)
+    sweep = Sweep(("gloo",), 2, begin=8, end=100, factor=3, dtype="float32", seconds=1.0)
+    assert sweep.sizes == (8, 24, 72)
 
 
 @pytest.mark.long
@@ -144,15 +146,9 @@ def test_ranks_measure_sums_that_are_right(tmp_path: Path) -> None:
         "compute_seconds": 0,
         "step_seconds": 0.05,
     }
-    launch(
-        "lossycoll.cli.bench.worker",
-        config,
-        ranks=2,
-        folder=tmp_path,
-        environment={},
-        on_event=lambda _: None,
+    measured = launch(
+        "lossycoll.cli.bench.worker", config, ranks=2, folder=tmp_path, environment={}
     )
-    measured = json.loads((tmp_path / "ranks.json").read_text())
     assert [entry["wrong"] for entry in measured["sizes"]] == [{"lossy": 0, "gloo": 0}] * 2
     assert measured["measured"] == {"lossy": "CPU tensors", "gloo": "CPU tensors"}
     assert measured["nccl"] is None

@@ -17,24 +17,16 @@ from lossycoll.cli.demo import report as demo_report
 from lossycoll.cli.demo import worker as demo_train
 from lossycoll.cli.demo.methods import PERIOD
 from lossycoll.cli.launcher import Interrupted, LaunchError, launch, run_ranks, scratch
+from tests.support.command_line import run_lossycoll
 from tests.support.harness import warm_python
 from tests.support.waiting import until
 
-DEMO = ["-m", "lossycoll.cli", "demo"]
 SMALL = ["--ranks", "2", "--layers", "1", "--width", "32", "--context", "32", "--batch", "2"]
 
 
 def test_two_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            *(warm_python(), *DEMO, *SMALL, "--runs", "gloo,lossy", "--steps", "4"),
-            *("--loss", "0.3", "--out", str(tmp_path), "--json"),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    chosen = ("--runs", "gloo,lossy", "--steps", "4", "--loss", "0.3", "--out", str(tmp_path))
+    done = run_lossycoll("demo", *SMALL, *chosen, "--json", python=warm_python())
     assert done.returncode == 0, done.stderr
     gloo, lossy = (json.loads(done.stdout)["runs"][name] for name in ("gloo", "lossy"))
     assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
@@ -46,24 +38,8 @@ def test_two_runs(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_all_runs(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            warm_python(),
-            *DEMO,
-            *SMALL,
-            "--steps",
-            "12",
-            "--loss",
-            "0.3",
-            "--out",
-            str(tmp_path),
-            "--json",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    chosen = ("--steps", "12", "--loss", "0.3", "--out", str(tmp_path))
+    done = run_lossycoll("demo", *SMALL, *chosen, "--json", python=warm_python())
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout)
     assert json.loads((tmp_path / "demo.json").read_text()) == results
@@ -110,7 +86,7 @@ def test_all_runs(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_ctrl_c_ends_every_rank(tmp_path: Path) -> None:
     given = ["--runs", "gloo", "--steps", "1000000", "--out", str(tmp_path)]
-    command = [sys.executable, *DEMO, *SMALL, *given]
+    command = [sys.executable, "-m", "lossycoll.cli", "demo", *SMALL, *given]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         events = tmp_path / "gloo" / "events.jsonl"
         until(
@@ -164,7 +140,6 @@ def test_failing_rank_is_quoted(tmp_path: Path) -> None:
             ranks=2,
             folder=tmp_path,
             environment={"LOSSYCOLL_TEST_ONLY": None},
-            on_event=lambda event: None,
         )
 
 

@@ -65,7 +65,7 @@ def test_what_cannot_be_registered() -> None:
         ({"run": "clean"}, "has the name of a run of the demo"),
         *(({"name": name}, "wanted letters, digits") for name in ("", "a,b", "../x y")),
         ({"options": {"repiar": 1}}, "unknown option repiar; did you mean repair"),
-        ({"module": "no.such"}, "can't import its module 'no.such'"),
+        ({"module": "no.such"}, "of no.such isn't importable by ranks; wanted __name__"),
     ],
 )
 def test_a_bad_field_is_refused(changes: dict[str, Any], complaint: str) -> None:

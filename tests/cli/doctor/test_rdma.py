@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll.cli.doctor.checks import Severity
-from lossycoll.cli.doctor.job_environment import rdma
+from lossycoll.cli.doctor.checks import Severity, rdma
 from lossycoll.runtime.net import rdma_ports
 from tests.support import fake_rdma
 
@@ -49,6 +48,6 @@ def test_what_is_missing_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -
     assert unknown.status == Severity.WARN
     assert "libibverbs doesn't know the device: install its provider" in unknown.advice
     monkeypatch.setenv("LOSSYCOLL_LIBIBVERBS", "/no/such/library.so")
-    assert "there is no libibverbs: install libibverbs1" in rdma()[1].advice
+    assert "there is no libibverbs: install libibverbs1" in list(rdma())[1].advice
     monkeypatch.setenv("LOSSYCOLL_MTU", "x")  # which has a line of its own
-    assert len(rdma()) == 2
+    assert len(list(rdma())) == 2

@@ -37,6 +37,12 @@ def test_a_wait_asks_about_its_call_once_it_takes_long_and_then_again() -> None:
     assert set(asked) == {call}
 
 
+@pytest.mark.parametrize(("name", "text"), [("all_reduce", "an all_reduce"), ("send", "a send")])
+def test_a_call_without_a_number_has_an_article(name: str, text: str) -> None:
+    assert Collective(name).numbered == text
+    assert str(Where(0, 2, call=name)) == f"rank 0/2: {text}"
+
+
 class Kept:
     """Memory that an operation keeps."""
 

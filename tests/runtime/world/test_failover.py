@@ -153,6 +153,29 @@ def test_new_keys_begin_each_connection_again_and_nothing_is_lost(asker: int) ->
             assert note.log == [("abort", 1, "still here", "EngineError")]
 
 
+def test_new_keys_that_are_asked_for_while_a_connection_begins_again_are_every_ranks() -> None:
+    """As by two commands one after the other."""
+    with planes(3, LIVENESS, secret=Secret.of(b"a secret of tests")) as s:
+        renewed = [0] * 3
+        for rank, plane in enumerate(s.planes):
+
+            def count(rank: int = rank) -> None:
+                renewed[rank] += 1
+
+            plane.protocol._rekey_hosts = count
+        asker = s.planes[2]
+        follow = asker._sockets.follow
+
+        def follow_and_ask(*words: Any) -> None:
+            follow(*words)
+            if renewed[2] < 3:
+                asker.rekey()
+
+        asker._sockets.follow = follow_and_ask  # type: ignore[method-assign]
+        asker.rekey()
+        until(lambda: renewed == [3, 3, 3])
+
+
 def test_coordinators_may_die_one_after_another() -> None:
     with planes(4, LIVENESS, outlive=True) as s:
         s.die(0)

@@ -7,20 +7,22 @@ made to send anywhere else. Packets carry a session that is made of a nonce from
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import errno
 import hashlib
 import json
 import os
 import secrets
-import selectors
 import socket
 import struct
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Coroutine, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, TypeVar
 
+from lossycoll.options.ranges import is_whole
+
+_Result = TypeVar("_Result")
 MAGIC: Final = "lossycoll doctor"
 VERSION: Final = 1
 LONGEST_LINE: Final = 1 << 16
@@ -40,16 +42,14 @@ class PeerError(Exception):
     """The other end is no doctor, can't be reached, or has gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Hello of the other end, checked."""
+@dataclass(frozen=True)
+class Limits:
+    """Limits of what may be sent: an end's own, or those that both keep."""
 
-    address: str  # of the interface that its ranks would use
-    device: str  # that interface
-    mtu: int  # the interface's
-    budget: int
-    idle: int
-    rate: int
+    mtu: int  # of the interface
+    budget: int  # bytes of the fastest train
+    idle: int  # seconds
+    rate: int  # Mbit/s of the fastest train
 
 
 @dataclass
@@ -60,7 +60,7 @@ class Control:
     received: bytearray
     leads: bool  # whether this end goes first where they take turns
     session: bytes  # 16 bytes that no stranger knows
-    peer: Peer
+    limits: Limits  # that both ends keep
 
     @property
     def address(self) -> str:
@@ -95,15 +95,15 @@ class Control:
             if not data:
                 raise PeerError(f"the other doctor has ended, at step {step!r}")
             self.received += data
-        message = _parsed(bytes(line))
+        message = _parsed(line)
         if message.get("step") != step:
             raise PeerError(f"the other doctor is at step {message.get('step')!r}, not {step!r}")
         return message
 
-    def swap(self, step: str, seconds: float = ANSWER_SECONDS, **fields: Any) -> dict[str, Any]:
+    def swap(self, step: str, **fields: Any) -> dict[str, Any]:
         """Says something, and returns what the other end says at the same step."""
         self.send(step, **fields)
-        return self.receive(step, seconds)
+        return self.receive(step)
 
     def close(self) -> None:
         self.end.close()
@@ -111,7 +111,7 @@ class Control:
 
 def number(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
     found = message.get(name)
-    if not isinstance(found, int) or isinstance(found, bool) or not low <= found <= high:
+    if not is_whole(found, low, high):
         raise PeerError(f"the other doctor says {name} {found!r}, wanted {low} to {high}")
     return found
 
@@ -128,32 +128,19 @@ def plain(address: str) -> str:
     return address.partition("%")[0].removeprefix("::ffff:")
 
 
-@dataclass
-class _Pending:
-    """A connection whose other end hasn't said all that it must."""
-
-    end: socket.socket
-    since: float
-    is_own: bool
-    """This end has made it."""
-    connecting: bool
-    received: bytearray = field(default_factory=bytearray)
-    hello: dict[str, Any] | None = None
-
-
 class Meeting:
     """Finds the other doctor. ``find``, once."""
 
-    def __init__(self, host: str, port: int, hello: Mapping[str, Any]) -> None:
+    def __init__(self, host: str, port: int, own: Limits) -> None:
         self._host = host
         self._port = port
+        self._own = own
         self._nonce = secrets.token_hex(16)
-        self._hello = _line("hello", magic=MAGIC, version=VERSION, nonce=self._nonce, **hello)
-        self._pending: dict[int, _Pending] = {}
-        self._selector = selectors.DefaultSelector()
+        self._hello = _line("hello", magic=MAGIC, version=VERSION, nonce=self._nonce, **asdict(own))
         self._trouble = "no answer"
         self._strangers: set[str] = set()
-        self._closed = self._own = 0
+        self._closed = self._itself = 0
+        self._is_greeted = self._has_agreed = False
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
@@ -165,208 +152,143 @@ class Meeting:
         self._allowed = {plain(str(one[4][0])) for one in found}
 
     def find(self, seconds: float) -> Control:
-        end = time.monotonic() + seconds
-        tried = -PAUSE_SECONDS
-        listener = self._listener()
-        try:
-            while time.monotonic() < end:
-                now = time.monotonic()
-                if now - tried >= PAUSE_SECONDS and not any(
-                    one.is_own for one in self._pending.values()
-                ):
-                    tried = now
-                    self._connect(now)
-                for key, _ in self._selector.select(0.1):
-                    if key.data is None:
-                        self._accept(listener)
-                    elif (found := self._serve(key.data)) is not None:
-                        return found
-                self._check_silent()
-        finally:
-            for one in list(self._pending.values()):
-                self._drop(one)
-            if listener is not None:
-                listener.close()
-            self._selector.close()
-        others = ", ".join(sorted(self._strangers)[:4])
-        also = f"; refused {others}, which isn't {self._host}" if others else ""
-        raise PeerError(
-            f"no doctor found at {self._host}, TCP port {self._port}, within {seconds:g} s "
-            f"({self._trouble}{also}): run 'lossycoll doctor --peer' "
-            f"there as well, naming this host, and let TCP port {self._port} pass in one direction "
-            f"(--peer-port chooses another one)"
-        )
+        return asyncio.run(self._find(seconds))
 
-    def _listener(self) -> socket.socket | None:
-        listener = socket.socket(self._family, socket.SOCK_STREAM)
+    async def _find(self, seconds: float) -> Control:
+        self._answers: asyncio.Queue[Control | PeerError] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()  # ends with the loop
+        self._start(self._listen())
+        self._start(self._connect())
         try:
+            found = await asyncio.wait_for(self._answers.get(), seconds)
+        except asyncio.TimeoutError:
+            others = ", ".join(sorted(self._strangers)[:4])
+            also = f"; refused {others}, which isn't {self._host}" if others else ""
+            raise PeerError(
+                f"no doctor found at {self._host}, TCP port {self._port}, within {seconds:g} s "
+                f"({self._trouble}{also}): run 'lossycoll doctor --peer' "
+                f"there as well, naming this host, and let TCP port {self._port} pass in one "
+                f"direction (--peer-port chooses another one)"
+            ) from None
+        if isinstance(found, PeerError):
+            raise found
+        return found
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self) -> None:
+        listener = socket.socket(self._family, socket.SOCK_STREAM)
+        with listener, contextlib.suppress(OSError):
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Where another doctor of this host has the port, connecting is enough.
             listener.bind(("", self._port))
             listener.listen(MOST_PENDING)
-        except OSError:  # another doctor of this host has it: connecting is enough
-            listener.close()
-            return None
-        listener.setblocking(False)
-        self._selector.register(listener, selectors.EVENT_READ, None)
-        return listener
+            listener.setblocking(False)
+            while True:
+                end, place = await asyncio.get_running_loop().sock_accept(listener)
+                source = plain(str(place[0]))
+                if source in self._allowed and len(self._tasks) < MOST_PENDING:
+                    self._start(self._talk(end, is_own=False))
+                    continue
+                self._strangers.add(source)
+                why = f"this doctor looks at {self._host}, not {source}"
+                with end, contextlib.suppress(OSError):
+                    end.send(_line("refused", why=why))
 
-    def _connect(self, now: float) -> None:
-        end = socket.socket(self._family, socket.SOCK_STREAM)
-        end.setblocking(False)
-        code = end.connect_ex(self._place)
-        if code not in (0, errno.EINPROGRESS):
-            self._trouble = os.strerror(code)
-            end.close()
-            return
-        self._add(_Pending(end, now, is_own=True, connecting=True))
+    async def _connect(self) -> None:
+        """One connection after another."""
+        while True:
+            with socket.socket(self._family, socket.SOCK_STREAM) as end:
+                end.setblocking(False)
+                connecting = asyncio.get_running_loop().sock_connect(end, self._place)
+                try:
+                    await _within(HELLO_SECONDS, connecting)
+                    await self._talk(end, is_own=True)
+                except asyncio.TimeoutError:
+                    pass
+                except OSError as error:
+                    self._trouble = os.strerror(error.errno or 0)
+            await asyncio.sleep(PAUSE_SECONDS)
 
-    def _accept(self, listener: socket.socket | None) -> None:
-        assert listener is not None
-        try:
-            end, place = listener.accept()
-        except OSError:
-            return
-        end.setblocking(False)
-        source = plain(str(place[0]))
-        if source not in self._allowed or len(self._pending) >= MOST_PENDING:
-            self._strangers.add(source)
-            with contextlib.suppress(OSError):
-                end.send(_line("refused", why=f"this doctor looks at {self._host}, not {source}"))
-            end.close()
-            return
-        one = _Pending(end, time.monotonic(), is_own=False, connecting=False)
-        self._add(one)
-        self._greet(one)
-
-    def _add(self, one: _Pending) -> None:
-        self._pending[one.end.fileno()] = one
-        what = selectors.EVENT_WRITE if one.connecting else selectors.EVENT_READ
-        self._selector.register(one.end, what, one)
-
-    def _drop(self, one: _Pending) -> None:
-        if self._pending.pop(one.end.fileno(), None) is not None:
-            self._selector.unregister(one.end)
-        one.end.close()
-
-    def _greet(self, one: _Pending) -> None:
-        with contextlib.suppress(OSError):
-            one.end.send(self._hello)
-
-    def _serve(self, one: _Pending) -> Control | None:
-        if one.connecting:
-            code = one.end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                self._trouble = os.strerror(code)
-                self._drop(one)
-                return None
-            one.connecting, one.since = False, time.monotonic()
-            self._selector.modify(one.end, selectors.EVENT_READ, one)
-            self._greet(one)
-            return None
-        try:
-            data = one.end.recv(4096)
-        except BlockingIOError:
-            return None
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(one)
-            # The other end drops what it doesn't need, once it has found this one.
-            if one.is_own and one.hello is None and not self._greeted:
-                self._closed += 1
-                if self._closed == ATTEMPTS:
-                    raise self._no_doctor("closes the connection without a word")
-            return None
-        one.received += data
-        try:
-            return self._read(one)
-        except PeerError:
-            if one.is_own:
-                raise
-            self._drop(one)  # what comes here may be anybody's
-            return None
-
-    def _read(self, one: _Pending) -> Control | None:
-        while (line := self._first_line(one)) is not None:
+    async def _talk(self, end: socket.socket, *, is_own: bool) -> None:
+        """One connection, until it is of no use or both doctors have agreed on it."""
+        with end:
+            found: Control | PeerError | None = None
             try:
-                message = _parsed(bytes(line))
-            except PeerError:
-                raise self._no_doctor(f"says {bytes(line[:40])!r}") from None
-            step = message.get("step")
-            if step == "refused":
-                raise PeerError(
-                    f"the doctor at {self._host} refuses: {str(message.get('why'))[:200]}"
-                )
-            if step == "hello" and one.hello is None:
-                hello = self._checked(message)
-                if hello["nonce"] == self._nonce:
-                    self._meets_itself(one)
-                    return None
-                one.hello = hello
-                if self._leads(one.hello):
-                    self._send_go(one)
-                    return self._control(one)
-            elif step == "go" and one.hello is not None and not self._leads(one.hello):
-                return self._control(one)
-            else:
-                raise self._no_doctor(f"says {bytes(line[:40])!r}")
-        return None
+                found = await self._agree(end, is_own)
+            except PeerError as error:
+                # What comes to the listener may be anybody's.
+                found = error if is_own else None
+            except OSError as error:
+                self._trouble = os.strerror(error.errno or 0)
+            if found is not None:
+                self._answers.put_nowait(found)
 
-    def _first_line(self, one: _Pending) -> bytearray | None:
+    async def _agree(self, end: socket.socket, is_own: bool) -> Control | None:
+        received = bytearray()
+        with contextlib.suppress(OSError):
+            end.send(self._hello)
         try:
-            return _next_line(one.received)
+            line = await _within(HELLO_SECONDS, _read_line(end, received))
+        except asyncio.TimeoutError:
+            raise self._no_doctor(f"says nothing for {HELLO_SECONDS:g} s") from None
         except PeerError:
             raise self._no_doctor(f"says {ENDLESS}") from None
+        if line is None:
+            # The other end drops what it doesn't need, once it has found this one.
+            self._closed += is_own and not self._is_greeted
+            if self._closed == ATTEMPTS:
+                raise self._no_doctor("closes the connection without a word")
+            return None
+        nonce, limits = self._read_hello(line)
+        if nonce == self._nonce:
+            # Another doctor of this host may connect as well; else it is the wrong host.
+            self._itself += 1
+            if self._itself >= 2 * ATTEMPTS:
+                raise PeerError(f"{self._host} is this host: name the other one")
+            return None
+        self._is_greeted = True
+        leads = self._nonce < nonce
+        if leads and self._has_agreed:
+            return None
+        if leads:
+            end.send(_line("go"))
+            self._has_agreed = True
+        elif (line := await _read_line(end, received)) is None:
+            return None
+        elif _parsed(line).get("step") != "go":
+            raise self._no_doctor(f"says {line[:60]!r}")
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        both = "/".join(sorted((self._nonce, nonce)))
+        session = hashlib.blake2b(both.encode(), digest_size=16).digest()
+        return Control(end.dup(), received, leads, session, limits)
 
-    @property
-    def _greeted(self) -> bool:
-        return any(one.hello is not None for one in self._pending.values())
-
-    def _send_go(self, one: _Pending) -> None:
-        try:
-            one.end.send(_line("go"))
-        except OSError as error:
-            raise PeerError(f"the connection with the other doctor broke: {error}") from error
-
-    def _leads(self, hello: Mapping[str, Any]) -> bool:
-        return self._nonce < str(hello["nonce"])
-
-    def _checked(self, message: dict[str, Any]) -> dict[str, Any]:
-        nonce = message.get("nonce")
-        if message.get("magic") != MAGIC or not isinstance(nonce, str) or len(nonce) != 32:
-            raise self._no_doctor(f"says {str(message)[:60]!r}")
-        if message.get("version") != VERSION:
+    def _read_hello(self, line: bytes) -> tuple[str, Limits]:
+        """Nonce of the other doctor, and the limits that both ends keep."""
+        said: dict[str, Any] = {}
+        with contextlib.suppress(PeerError):
+            said = _parsed(line)
+        if said.get("step") == "refused":
+            raise PeerError(f"the doctor at {self._host} refuses: {str(said.get('why'))[:200]}")
+        nonce = said.get("nonce")
+        is_hello = said.get("step") == "hello" and said.get("magic") == MAGIC
+        if not is_hello or not isinstance(nonce, str) or len(nonce) != 32:
+            raise self._no_doctor(f"says {line[:60]!r}")
+        if said.get("version") != VERSION:
             raise PeerError(
-                f"the doctor at {self._host} speaks version {message.get('version')!r}, this one "
+                f"the doctor at {self._host} speaks version {said.get('version')!r}, this one "
                 f"{VERSION}: install the same lossycoll on both hosts"
             )
-        return message
-
-    def _meets_itself(self, one: _Pending) -> None:
-        """Another doctor of this host may connect as well; else it is the wrong host."""
-        self._own += 1
-        self._drop(one)
-        if self._own >= 2 * ATTEMPTS:
-            raise PeerError(f"{self._host} is this host: name the other one")
-
-    def _control(self, one: _Pending) -> Control:
-        hello = one.hello
-        assert hello is not None
-        del self._pending[one.end.fileno()]
-        self._selector.unregister(one.end)
-        leads = self._leads(hello)
-        nonces = sorted((self._nonce, str(hello["nonce"])))
-        session = hashlib.blake2b("/".join(nonces).encode(), digest_size=16).digest()
-        one.end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Control(one.end, one.received, leads, session, _peer(hello))
-
-    def _check_silent(self) -> None:
-        now = time.monotonic()
-        for one in list(self._pending.values()):
-            if one.hello is None and now - one.since > HELLO_SECONDS:
-                self._drop(one)
-                if one.is_own and not one.connecting:
-                    raise self._no_doctor(f"says nothing for {HELLO_SECONDS:g} s")
+        own = self._own
+        return nonce, Limits(
+            min(own.mtu, number(said, "mtu", 68, 1 << 17)),
+            min(own.budget, number(said, "budget", 0, 1 << 40)),
+            min(own.idle, number(said, "idle", 0, 1 << 20)),
+            min(own.rate, number(said, "rate", 1, 1 << 40)),
+        )
 
     def _no_doctor(self, what: str) -> PeerError:
         return PeerError(
@@ -384,34 +306,42 @@ def _is_routed(family: int, place: Any) -> bool:
     return True
 
 
-def _peer(hello: Mapping[str, Any]) -> Peer:
-    texts = [hello.get(name) for name in ("address", "device")]
-    address, device = (
-        one if isinstance(one, str) and one.isprintable() and len(one) < 64 else "" for one in texts
-    )
-    return Peer(
-        address,
-        device,
-        number(hello, "mtu", 68, 1 << 17),
-        number(hello, "budget", 0, 1 << 40),
-        number(hello, "idle", 0, 1 << 20),
-        number(hello, "rate", 1, 1 << 40),
-    )
-
-
 def _line(step: str, **fields: Any) -> bytes:
     return json.dumps({"step": step, **fields}).encode() + b"\n"
 
 
-def _next_line(received: bytearray) -> bytearray | None:
-    at = received.find(b"\n")
-    if at < 0:
-        if len(received) > LONGEST_LINE:
-            raise PeerError(f"the other doctor says {ENDLESS}")
-        return None
-    line = received[:at]
-    del received[: at + 1]
+async def _within(seconds: float, work: Coroutine[Any, Any, _Result]) -> _Result:
+    """As asyncio.wait_for, which before Python 3.12 may lose that its caller is cancelled."""
+    task = asyncio.create_task(work)
+    # Of a caller that is cancelled nobody asks for the outcome, and asyncio would complain of that.
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    if not (await asyncio.wait([task], timeout=seconds))[0]:
+        task.cancel()
+        raise asyncio.TimeoutError
+    return task.result()
+
+
+async def _read_line(end: socket.socket, received: bytearray) -> bytes | None:
+    """None: the other end has closed the connection."""
+    while (line := _next_line(received)) is None:
+        try:
+            data = await asyncio.get_running_loop().sock_recv(end, 4096)
+        except OSError:
+            return None
+        if not data:
+            return None
+        received += data
     return line
+
+
+def _next_line(received: bytearray) -> bytes | None:
+    line, ended, rest = received.partition(b"\n")
+    if ended:
+        received[:] = rest
+        return bytes(line)
+    if len(received) > LONGEST_LINE:
+        raise PeerError(f"the other doctor says {ENDLESS}")
+    return None
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

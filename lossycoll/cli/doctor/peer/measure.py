@@ -7,8 +7,8 @@ import socket
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from dataclasses import astuple, dataclass, field, replace
+from itertools import accumulate, groupby, pairwise
 from typing import Any, Final
 
 from .control import Control, number, numbers
@@ -47,11 +47,11 @@ LIMITS: Final = ("none", "queue", "policer", "receiver")
 class Flow:
     """Packets at a modest pace. Shares of what was sent; ``run``: the longest one of lost ones."""
 
-    sent: int
+    sent: float
     lost: float
     late: float
     doubled: float
-    run: int
+    run: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,22 +61,17 @@ class Rate:
     sent: float  # the sender's rate
     got: float  # what passes for long
     lost: float  # share of the packets
-    burst: int  # bytes that pass before the limit shows; 0: it doesn't
-    queue_ms: float  # what delay grows by until then
-    limit: str  # of ``LIMITS``: what it is that lets no more pass
+    burst: float = 0  # bytes that pass before the limit shows; 0: it doesn't
+    queue_ms: float = 0.0  # what delay grows by until then
+    limit: str = "none"  # of ``LIMITS``: what it is that lets no more pass
 
 
 def flow_of(arrivals: Sequence[Arrival], sent: int) -> Flow:
     order = [one.number for one in arrivals]
     seen = set(order)
-    late, top = 0, -1
-    for each in order:
-        late += each < top
-        top = max(top, each)
-    longest = run = 0
-    for each in range(sent):
-        run = 0 if each in seen else run + 1
-        longest = max(longest, run)
+    late = sum(each < top for each, top in zip(order, accumulate(order, max), strict=True))
+    runs = groupby(range(sent), seen.__contains__)
+    longest = max((len(list(run)) for came, run in runs if not came), default=0)
     all_sent = max(sent, 1)
     doubled = len(order) - len(seen)
     return Flow(sent, 1 - len(seen) / all_sent, late / all_sent, doubled / all_sent, longest)
@@ -91,7 +86,7 @@ def rate_of(
     and drops the rest.
     """
     if len(arrivals) < 2 * NEAR:
-        return Rate(0.0, 0.0, 1 - len(arrivals) / max(sent, 1), 0, 0.0, "none")
+        return Rate(0.0, 0.0, lost=1 - len(arrivals) / max(sent, 1))
     size = arrivals[0].size
     speed = sent * size / max(seconds, 1e-3)
     seen = {one.number for one in arrivals}
@@ -104,15 +99,8 @@ def rate_of(
         growth = statistics.median(one.came - one.sent for one in arrivals[-NEAR:]) - base
         span = (arrivals[-1].came - arrivals[0].came) / 1e9
         got = len(arrivals) * size / max(span, 1e-3)
-        is_queued = got < 0.8 * speed and growth > 0.2 * span * 1e9
-        return Rate(
-            _mbit(speed),
-            _mbit(min(got, speed)),
-            lost,
-            0,
-            growth / 1e6,
-            "queue" if is_queued else "none",
-        )
+        limit = "queue" if got < 0.8 * speed and growth > 0.2 * span * 1e9 else "none"
+        return Rate(_mbit(speed), _mbit(min(got, speed)), lost, 0, growth / 1e6, limit)
     passed = len(rest) * size / max((rest[-1].came - rest[0].came) / 1e9, 1e-3)
     before = [one for one in arrivals if one.number < end][-NEAR:] or rest[:NEAR]
     growth = statistics.median(one.came - one.sent for one in before) - base
@@ -121,7 +109,7 @@ def rate_of(
     is_policed = growth / 1e9 < QUEUED * too_much / passed
     dropped = 1 - len(rest) / max(1, sent - rest[0].number)
     if dropped < DROPS and (is_policed or growth / 1e6 < NO_QUEUE_MS):
-        return Rate(_mbit(speed), _mbit(min(passed, speed)), lost, 0, growth / 1e6, "none")
+        return Rate(_mbit(speed), _mbit(min(passed, speed)), lost, 0, growth / 1e6)
     limit = "policer" if is_policed else "queue"
     if is_policed:  # a bucket is filled again while it is emptied, for longer on a busy machine
         last = max((one.came for one in arrivals if one.number < end), default=arrivals[0].came)
@@ -198,82 +186,95 @@ class Found:
     back: Direction
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits of what may be sent, agreed by both ends."""
-
-    mtu: int  # the smaller one of both interfaces
-    budget: int  # bytes of the fastest train
-    rate: float  # its bytes per second
-    idle: int  # seconds
-
-
 Tell = Callable[[str], None]
 
 
-def measure(control: Control, ports: Ports, limits: Limits, tell: Tell) -> Found:
+def measure(control: Control, ports: Ports, tell: Tell) -> Found:
     tell("ports: TCP and UDP, both ways")
     reach = try_ports(control, ports)
     both = sorted(set(reach.out.heard) & set(reach.back.heard))
-    ways: dict[bool, Direction] = {}
-    for is_out in (True, False) if control.leads else (False, True):
+    ways = {True: Direction(), False: Direction()}
+    for is_out in (control.leads, not control.leads):
         heard = reach.out.heard if is_out else reach.back.heard
-        if not heard:
-            ways[is_out] = Direction()
-            continue
-        pair = (both or heard)[0]
-        to = reach.targets[pair] if is_out else None
-        ways[is_out] = _way(control, ports.udp[pair], to, limits, tell)
-    idle = _idle(control, ports, reach, both[1:], limits.idle, tell)
-    out, back = (
-        Direction(one.mtu, one.flow, one.rate, one.dropped, found)
-        for one, found in zip((ways[True], ways[False]), idle, strict=True)
-    )
+        if heard:
+            pair = (both or heard)[0]
+            to = reach.targets[pair] if is_out else None
+            ways[is_out] = _Way(control, ports.udp[pair], to, tell).measured()
+    to_it, from_it = _idle(control, ports, reach, both[1:], tell)
+    out, back = replace(ways[True], idle=to_it), replace(ways[False], idle=from_it)
     return Found(reach, control.rtt_ms, out, back)
 
 
-def _way(
-    control: Control, end: socket.socket, to: tuple[str, int] | None, limits: Limits, tell: Tell
-) -> Direction:
+@dataclass(frozen=True)
+class _Way:
     """One direction; ``to`` is None where this end receives."""
-    arrow = "to" if to else "from"
-    headers = IP_BYTES[end.family]
-    tell(f"{arrow} the other end: packet size")
-    mtu = _mtu(control, end, to, min(limits.mtu, LARGEST), headers)
-    size = max(mtu, SMALLEST) - headers
-    tell(f"{arrow} the other end: loss and order, {FLOW_PACKETS * FLOW_BYTES / FLOW_RATE:.0f} s")
-    sizes = [min(FLOW_BYTES, size)] * FLOW_PACKETS
-    flow_train = _train(control, end, to, FLOW, 0, sizes, FLOW_RATE)
-    tell(
-        f"{arrow} the other end: rate, up to {limits.budget >> 20} MiB in {BLAST_SECONDS:g} s at "
-        f"up to {limits.rate * 8e-6:.0f} Mbit/s"
-    )
-    sizes = [size] * (limits.budget // size)
-    before = dropped_here(end)
-    arrivals, sent, took = _train(control, end, to, BLAST, 0, sizes, limits.rate)
-    if to is not None:
-        return _told(control.receive("way"), mtu)
-    flow = flow_of(*flow_train[:2])
-    rate = rate_of(arrivals, sent, took, flow.lost)
-    dropped = dropped_here(end) - before
-    if 2 * dropped > rate.lost * sent > 0:
-        rate = replace(rate, limit="receiver", burst=0)
-    control.send(
-        "way",
-        flow=[flow.sent, flow.lost, flow.late, flow.doubled, flow.run],
-        rate=[rate.sent, rate.got, rate.lost, rate.burst, rate.queue_ms],
-        limit=rate.limit,
-        dropped=dropped,
-    )
-    return Direction(mtu, flow, rate, dropped)
+
+    control: Control
+    end: socket.socket
+    to: tuple[str, int] | None
+    tell: Tell
+
+    def measured(self) -> Direction:
+        control, limits = self.control, self.control.limits
+        arrow = "to" if self.to else "from"
+        headers = IP_BYTES[self.end.family]
+        self.tell(f"{arrow} the other end: packet size")
+        mtu = self._mtu(min(limits.mtu, LARGEST), headers)
+        size = max(mtu, SMALLEST) - headers
+        seconds = FLOW_PACKETS * FLOW_BYTES / FLOW_RATE
+        self.tell(f"{arrow} the other end: loss and order, {seconds:.0f} s")
+        sizes = [min(FLOW_BYTES, size)] * FLOW_PACKETS
+        arrivals, sent, _ = self._train(FLOW, 0, sizes, FLOW_RATE)
+        flow = flow_of(arrivals, sent)
+        self.tell(
+            f"{arrow} the other end: rate, up to {limits.budget >> 20} MiB in {BLAST_SECONDS:g} s "
+            f"at up to {limits.rate} Mbit/s"
+        )
+        sizes = [size] * (limits.budget // size)
+        before = dropped_here(self.end)
+        arrivals, sent, took = self._train(BLAST, 0, sizes, limits.rate * 1e6 / 8)
+        if self.to is not None:
+            return _told(control.receive("way"), mtu)
+        rate = rate_of(arrivals, sent, took, flow.lost)
+        dropped = dropped_here(self.end) - before
+        if 2 * dropped > rate.lost * sent > 0:
+            rate = replace(rate, limit="receiver", burst=0)
+        *figures, limit = astuple(rate)
+        control.send("way", flow=astuple(flow), rate=figures, limit=limit, dropped=dropped)
+        return Direction(mtu, flow, rate, dropped)
+
+    def _train(
+        self, kind: int, run: int, sizes: list[int], rate: float
+    ) -> tuple[list[Arrival], int, float]:
+        if self.to is None:
+            return receive_train(self.end, self.control, kind, run)
+        seconds = BLAST_SECONDS if kind == BLAST else 10.0
+        count, took = send_train(self.end, self.to, self.control, kind, run, sizes, rate, seconds)
+        return [], count, took
+
+    def _mtu(self, most: int, headers: int) -> int:
+        """The largest packet that arrives, in passes of ever smaller steps."""
+        low, high = 0, most + 1
+        for run, step in enumerate(STEPS):
+            grid = {*range(max(low + step, SMALLEST), high, step), *([most] if not run else [])}
+            sizes = [one - headers for one in sorted(grid) if one > low for _ in range(2)]
+            arrivals, _, _ = self._train(SIZE, run, sizes, SIZE_RATE)
+            if self.to is None:
+                low = max([low, *(one.size + headers for one in arrivals)])
+                self.control.send("largest", size=low)
+            else:
+                low = number(self.control.receive("largest"), "size", 0, most)
+            high = min(high, low + step) if low else high
+            if low >= most:
+                high = low
+        return low
 
 
 def _told(said: Mapping[str, Any], mtu: int) -> Direction:
-    count, lost, late, doubled, longest = _reals(said.get("flow"), 5)
-    flow = Flow(int(count), lost, late, doubled, int(longest))
-    speed, got, lost, burst, queue = _reals(said.get("rate"), 5)
     limit = next((one for one in LIMITS if one == said.get("limit")), LIMITS[0])
-    rate = Rate(speed, got, lost, int(burst), queue, limit)
+    sent, got, lost, burst, queue_ms = _reals(said.get("rate"), 5)
+    rate = Rate(sent, got, lost, burst, queue_ms, limit)
+    flow = Flow(*_reals(said.get("flow"), 5))
     return Direction(mtu, flow, rate, number(said, "dropped", 0, 1 << 31))
 
 
@@ -283,76 +284,37 @@ def _reals(said: object, count: int) -> list[float]:
     return [one if isinstance(one, (int, float)) and 0 <= one < 1e12 else 0 for one in found]
 
 
-def _train(
-    control: Control,
-    end: socket.socket,
-    to: tuple[str, int] | None,
-    kind: int,
-    run: int,
-    sizes: list[int],
-    rate: float,
-) -> tuple[list[Arrival], int, float]:
-    if to is None:
-        return receive_train(end, control, kind, run)
-    seconds = BLAST_SECONDS if kind == BLAST else 10.0
-    count, took = send_train(end, to, control, kind, run, sizes, rate, seconds)
-    return [], count, took
-
-
-def _mtu(
-    control: Control, end: socket.socket, to: tuple[str, int] | None, most: int, headers: int
-) -> int:
-    """The largest packet that arrives, in passes of ever smaller steps."""
-    low, high = 0, most + 1
-    for run, step in enumerate(STEPS):
-        grid = sorted({*range(max(low + step, SMALLEST), high, step), *([most] if not run else [])})
-        sizes = [one - headers for one in grid if one > low for _ in range(2)]
-        arrivals, _, _ = _train(control, end, to, SIZE, run, sizes, SIZE_RATE)
-        if to is None:
-            low = max([low, *(one.size + headers for one in arrivals)])
-            control.send("largest", size=low)
-        else:
-            low = number(control.receive("largest"), "size", 0, most)
-        high = min(high, low + step) if low else high
-        if low >= most:
-            high = low
-    return low
-
-
 def _idle(
-    control: Control,
-    ports: Ports,
-    reach: Reach,
-    pairs: list[int],
-    most: int,
-    tell: Tell,
+    control: Control, ports: Ports, reach: Reach, pairs: list[int], tell: Tell
 ) -> tuple[dict[int, bool], dict[int, bool]]:
     """Lifetimes of idle flows, to the other end and from it. Each pair of ports is
     used once after its silence, by one end; of the times, the longest that there are pairs for."""
+
+    def send(pair: int, run: int) -> None:
+        with contextlib.suppress(OSError):
+            ports.udp[pair].sendto(packet(control, IDLE, run, pair), reach.targets[pair])
+
     fit = len(pairs) // 2
-    times = [one for one in IDLE_SECONDS if one <= most][-fit:] if fit else []
-    used = pairs[: 2 * len(times)]
+    times = [one for one in IDLE_SECONDS if one <= control.limits.idle][-fit:] if fit else []
     if not times:
         return {}, {}
+    used = pairs[: 2 * len(times)]
     for _ in range(2):  # both ends open the flow
         for pair in used:
-            with contextlib.suppress(OSError):
-                ports.udp[pair].sendto(packet(control, IDLE, 0, pair), reach.targets[pair])
+            send(pair, 0)
         time.sleep(0.1)
     control.swap("idle")
     begin = time.monotonic()
+    own, other = (0, 1) if control.leads else (1, 0)
     for index, seconds in enumerate(times):
         tell(f"flows that are idle: {seconds} of {times[-1]} s")
         time.sleep(max(0.0, begin + seconds - time.monotonic()))
-        pair = used[2 * index + (0 if control.leads else 1)]
         for _ in range(3):
-            with contextlib.suppress(OSError):
-                ports.udp[pair].sendto(packet(control, IDLE, 1, pair), reach.targets[pair])
+            send(used[2 * index + own], 1)
             time.sleep(0.02)
     time.sleep(GRACE_SECONDS)
     heard = [pair for pair in used if take(ports.udp[pair], control, IDLE, 1)]
     told = numbers(control.swap("alive", pairs=heard), "pairs", MOST_PORTS, MOST_PORTS)
-    own, other = (0, 1) if control.leads else (1, 0)
     out = {seconds: used[2 * n + own] in told for n, seconds in enumerate(times)}
     back = {seconds: used[2 * n + other] in heard for n, seconds in enumerate(times)}
     return out, back

@@ -6,11 +6,11 @@ what it would let in of a job.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
 import select
-import selectors
 import socket
 import struct
 import time
@@ -27,9 +27,12 @@ IP_BYTES: Final = {socket.AF_INET: 28, socket.AF_INET6: 48}
 """Headers of IP and UDP."""
 QUIET_SECONDS: Final = 0.4
 """Time in which packets may still come after the last one was sent."""
-TRAIN_SECONDS: Final = 20.0
+MOST_SECONDS: Final = 25.0
+"""Longest wait for the end of a train."""
 BUFFER: Final = 8 << 20
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PROBE = 10, 23, 3
+_MEMINFO, _DROPS_AT = 55, 32
+"""Linux's SO_MEMINFO, and the offset of SK_MEMINFO_DROPS in what it returns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +96,7 @@ def send_train(
     run: int,
     sizes: Sequence[int],
     rate: float,
-    seconds: float = TRAIN_SECONDS,
+    seconds: float,
 ) -> tuple[int, float]:
     """Sends packets of these sizes at ``rate`` bytes per second, within ``seconds``. Returns how
     many, and how long that took. Those that the interface refuses are counted as sent."""
@@ -132,7 +135,7 @@ def receive_train(
     poll = select.poll()
     poll.register(end, select.POLLIN)
     poll.register(control.end, select.POLLIN)
-    until = time.monotonic() + TRAIN_SECONDS + 5
+    until = time.monotonic() + MOST_SECONDS
     told = None
     while (left := until - time.monotonic()) > 0:
         ready = dict(poll.poll(1000 * left))
@@ -152,15 +155,12 @@ def receive_train(
 
 
 def dropped_here(end: socket.socket) -> int:
-    """Packets that this very socket had no room for: /proc's count."""
-    name = "udp6" if end.family == socket.AF_INET6 else "udp"
+    """Packets that this very socket had no room for."""
     try:
-        with open(f"/proc/net/{name}", encoding="ascii") as file:
-            rows = [line.split() for line in file][1:]
-    except OSError:
+        counts = end.getsockopt(socket.SOL_SOCKET, _MEMINFO, _DROPS_AT + 4)
+    except OSError:  # Linux before 4.12
         return 0
-    inode = str(os.fstat(end.fileno()).st_ino)
-    return sum(int(row[12]) for row in rows if len(row) > 12 and row[9] == inode)
+    return int(struct.unpack_from("I", counts, _DROPS_AT)[0])
 
 
 MOST_PORTS: Final = 32
@@ -169,7 +169,6 @@ FREE_PORTS: Final = 14
 """Ports to try if there is no range."""
 SECONDS: Final = 2.5
 SEND_PAUSE: Final = 0.3
-TOKEN_BYTES: Final = 16
 
 
 @dataclass
@@ -214,33 +213,27 @@ class Reach:
 def open_ports(address: str, ports: tuple[int, int]) -> Ports:
     """Ports as ranks would take them; (0, 0): any."""
     first, last = ports
-    if first == 0:
-        wanted = [0] * FREE_PORTS
-    else:
+    wanted = [0] * FREE_PORTS
+    if first:
         count = min(MOST_PORTS, last - first + 1)
         step = (last - first) / max(1, count - 1)
         wanted = sorted({first + round(i * step) for i in range(count)})
     made = Ports()
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in wanted:
-        try:
-            udp = open_udp(address, port)
-        except OSError:
-            made.busy += 1
-            continue
-        tcp = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tcp.bind((address, port))
-            tcp.listen(8)
+        with contextlib.ExitStack() as undo:
+            try:
+                udp = undo.enter_context(open_udp(address, port))
+                tcp = undo.enter_context(socket.socket(udp.family, socket.SOCK_STREAM))
+                tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                tcp.bind((address, port))
+                tcp.listen(8)
+            except OSError:
+                made.busy += 1
+                continue
+            undo.pop_all()
             tcp.setblocking(False)
-        except OSError:
-            tcp.close()
-            udp.close()
-            made.busy += 1
-            continue
-        made.udp.append(udp)
-        made.tcp.append(tcp)
+            made.udp.append(udp)
+            made.tcp.append(tcp)
     return made
 
 
@@ -253,27 +246,28 @@ def try_ports(control: Control, ports: Ports) -> Reach:
     their_busy = number(said, "busy", 0, 65535)
     targets = [(control.address, port) for port in theirs_udp[: len(ports.udp)]]
     attempt = _Attempt(control, ports, targets, theirs_tcp)
-    attempt.run()
+    asyncio.run(attempt.run())
+    heard = sorted(attempt.sources)
+    first = heard[0] if heard else -1
     told = control.swap(
         "reached",
-        udp=sorted(attempt.heard),
+        udp=heard,
         tcp=sorted(attempt.accepted),
-        seen=list(attempt.sources.get(min(attempt.sources, default=-1), ())),
-        first=min(attempt.sources, default=-1) + 1,
+        seen=attempt.sources.get(first, ()),
+        first=first + 1,
     )
-    heard = [one for one in numbers(told, "udp", MOST_PORTS, MOST_PORTS) if one < len(targets)]
     arrived = set(numbers(told, "tcp", MOST_PORTS, 65535))
     out = {
-        port: "" if port in arrived else attempt.trouble.get(port) or "no answer"
+        port: "" if port in arrived else attempt.trouble.get(port, "no answer")
         for port in theirs_tcp
     }
     back = {port: "" if port in attempt.accepted else "nothing came" for port in mine_tcp}
     pairs = len(targets)
-    seen = _seen(told, ports)
+    arrived_udp = [one for one in numbers(told, "udp", MOST_PORTS, MOST_PORTS) if one < pairs]
     return Reach(
-        Reached(out, theirs_udp[:pairs], heard, their_busy),
-        Reached(back, mine_udp[:pairs], sorted(attempt.heard), ports.busy),
-        seen,
+        Reached(out, theirs_udp[:pairs], arrived_udp, their_busy),
+        Reached(back, mine_udp[:pairs], heard, ports.busy),
+        _seen(told, ports),
         targets,
     )
 
@@ -290,89 +284,53 @@ def _seen(told: dict[str, object], ports: Ports) -> tuple[tuple[str, int], tuple
     return (str(own[0]), int(own[1])), (address[:64], port)
 
 
+@dataclass
 class _Attempt:
     """Packets and connections of one end, to and from all ports."""
 
-    def __init__(
-        self, control: Control, ports: Ports, targets: list[tuple[str, int]], tcp: list[int]
-    ) -> None:
-        self._control = control
-        self._ports = ports
-        self._targets = targets
-        self._tcp = tcp
-        self._selector = selectors.DefaultSelector()
-        self.heard: set[int] = set()
-        self.sources: dict[int, tuple[str, int]] = {}
-        self.accepted: set[int] = set()
-        self.trouble: dict[int, str] = {}
-        self._open: list[socket.socket] = []
+    control: Control
+    ports: Ports
+    targets: list[tuple[str, int]]
+    tcp: list[int]
+    sources: dict[int, tuple[str, int]] = field(default_factory=dict)
+    """By number of an own UDP port, where what came there is from."""
+    accepted: set[int] = field(default_factory=set)
+    trouble: dict[int, str] = field(default_factory=dict)
 
-    def run(self) -> None:
-        for index, end in enumerate(self._ports.udp):
-            self._selector.register(end, selectors.EVENT_READ, ("udp", index))
-        for end in self._ports.tcp:
-            self._selector.register(end, selectors.EVENT_READ, ("listen", end.getsockname()[1]))
-        for port in self._tcp:
-            self._connect(port)
-        begin = time.monotonic()
-        sent = -SEND_PAUSE
-        try:
-            while (now := time.monotonic()) - begin < SECONDS:
-                if now - sent >= SEND_PAUSE:
-                    sent = now
-                    self._send()
-                for key, _ in self._selector.select(0.05):
-                    self._serve(key.fileobj, *key.data)  # type: ignore[arg-type]
-        finally:
-            for end in [*self._ports.udp, *self._ports.tcp]:
-                self._selector.unregister(end)
-            self._selector.close()
-            for one in self._open:
-                one.close()
+    async def run(self) -> None:
+        for index, end in enumerate(self.ports.udp):
+            asyncio.get_running_loop().add_reader(end, self._take, index, end)
+        servers = [await asyncio.start_server(self._serve, sock=end) for end in self.ports.tcp]
+        works = [self._send(), *map(self._connect, self.tcp)]
+        await asyncio.wait(map(asyncio.ensure_future, works), timeout=SECONDS)
+        for server in servers:
+            server.close()
 
-    def _send(self) -> None:
-        for index, (end, to) in enumerate(zip(self._ports.udp, self._targets, strict=False)):
-            with contextlib.suppress(OSError):
-                end.sendto(packet(self._control, PORT, 0, index), to)
-
-    def _connect(self, port: int) -> None:
-        listener = self._ports.tcp[0] if self._ports.tcp else None
-        family = self._control.end.family
-        end = socket.socket(family, socket.SOCK_STREAM)
-        end.setblocking(False)
-        if listener is not None:
-            with contextlib.suppress(OSError):
-                end.bind((listener.getsockname()[0], 0))
-        code = end.connect_ex((self._control.address, port))
-        if code not in (0, errno.EINPROGRESS):
-            self.trouble[port] = os.strerror(code).lower()
-            end.close()
-            return
-        self._open.append(end)
-        self._selector.register(end, selectors.EVENT_WRITE, ("connect", port))
-
-    def _serve(self, end: socket.socket, what: str, which: int) -> None:
-        if what == "udp":
-            for arrival, place in take(end, self._control, PORT, 0):
-                if arrival.number == which:
-                    self.heard.add(which)
-                    self.sources[which] = place
-        elif what == "listen":
-            with contextlib.suppress(OSError):
-                other, _ = end.accept()
-                other.setblocking(False)
-                self._open.append(other)
-                self._selector.register(other, selectors.EVENT_READ, ("token", which))
-        elif what == "connect":
-            self._selector.unregister(end)
-            code = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if code:
-                self.trouble[which] = os.strerror(code).lower()
-            else:
+    async def _send(self) -> None:
+        while True:
+            for index, (end, to) in enumerate(zip(self.ports.udp, self.targets, strict=False)):
                 with contextlib.suppress(OSError):
-                    end.send(self._control.session)
-        else:
-            self._selector.unregister(end)
-            with contextlib.suppress(OSError):
-                if end.recv(TOKEN_BYTES) == self._control.session:
-                    self.accepted.add(which)
+                    end.sendto(packet(self.control, PORT, 0, index), to)
+            await asyncio.sleep(SEND_PAUSE)
+
+    def _take(self, index: int, end: socket.socket) -> None:
+        for arrival, place in take(end, self.control, PORT, 0):
+            if arrival.number == index:
+                self.sources[index] = place
+
+    async def _connect(self, port: int) -> None:
+        # From the address of the interface that ranks would use.
+        own = (self.ports.tcp[0].getsockname()[0], 0) if self.ports.tcp else None
+        try:
+            _, writer = await asyncio.open_connection(self.control.address, port, local_addr=own)
+            writer.write(self.control.session)
+            writer.close()
+        except OSError as error:
+            self.trouble[port] = os.strerror(error.errno or 0).lower()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """A connection, which may be anybody's."""
+        session = self.control.session
+        with contextlib.closing(writer), contextlib.suppress(OSError, EOFError):
+            if await reader.readexactly(len(session)) == session:
+                self.accepted.add(writer.get_extra_info("sockname")[1])

@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from lossycoll.cli.doctor.checks import Severity
 from lossycoll.cli.doctor.peer import command, control, measure, probes
-from lossycoll.cli.doctor.peer.control import Control, Meeting, PeerError
+from lossycoll.cli.doctor.peer.control import Control, Limits, Meeting, PeerError
 from lossycoll.cli.doctor.peer.measure import Direction, Found
 from lossycoll.cli.doctor.peer.probes import Arrival, Reach, Reached
 from lossycoll.cli.main import main
@@ -25,17 +26,20 @@ from lossycoll.lab import Lab, Link, Network, Port
 from tests.support.harness import free_port
 from tests.support.lab_kit import ROOT, needs_lab
 
-HELLO = {"address": "127.0.0.1", "device": "lo", "mtu": 1500, "budget": 1 << 20, "idle": 0}
-HELLO["rate"] = 100
+LIMITS = Limits(mtu=1500, budget=1 << 20, idle=0, rate=100)
 
 # ---- who is at the other end ----
 
 
 def found_by(port: int, seconds: float, out: list[Any], host: str = "127.0.0.1") -> None:
     try:
-        out.append(Meeting(host, port, HELLO).find(seconds))
+        out.append(Meeting(host, port, LIMITS).find(seconds))
     except PeerError as error:
         out.append(error)
+
+
+async def nothing(_: Meeting) -> None:
+    """In place of a part of a meeting."""
 
 
 @contextlib.contextmanager
@@ -58,7 +62,7 @@ def test_two_doctors_find_each_other_and_share_a_session() -> None:
     with two_ends() as ends:
         assert ends[0].session == ends[1].session
         assert {one.leads for one in ends} == {True, False}
-        assert ends[0].peer.mtu == 1500
+        assert ends[0].limits == LIMITS
         thread = threading.Thread(target=lambda: ends[1].swap("x", value=7))
         thread.start()
         assert ends[0].swap("x", value=8)["value"] == 7
@@ -119,7 +123,7 @@ def test_something_else_that_listens_is_named_soon(
 
 
 def test_a_doctor_of_another_version_is_named() -> None:
-    other = dict(HELLO, step="hello", magic=control.MAGIC, version=2, nonce="0" * 32)
+    other = dict(asdict(LIMITS), step="hello", magic=control.MAGIC, version=2, nonce="0" * 32)
     out: list[Any] = []
     with listener(lambda end: end.sendall(json.dumps(other).encode() + b"\n")) as port:
         found_by(port, 20.0, out)
@@ -127,7 +131,7 @@ def test_a_doctor_of_another_version_is_named() -> None:
 
 
 def test_a_stranger_is_refused_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Meeting, "_connect", lambda self, now: None)
+    monkeypatch.setattr(Meeting, "_connect", nothing)
     port, out = free_port(), []
     thread = threading.Thread(target=found_by, args=(port, 1.5, out, "127.0.0.2"))
     thread.start()
@@ -147,7 +151,7 @@ def test_nobody_there_ends_in_time_and_says_what_to_run(
 ) -> None:
     assert main(["doctor", "--peer", "127.0.0.1", "--peer-port", str(free_port()), "--json"]) == 1
     assert "127.0.0.1 is this host" in capsys.readouterr().out
-    monkeypatch.setattr(Meeting, "_listener", lambda self: None)
+    monkeypatch.setattr(Meeting, "_listen", nothing)
     words = ["doctor", "--peer", "127.0.0.1", "--peer-port", str(free_port()), "--wait", "1"]
     assert main([*words, "--json"]) == 1
     answer = json.loads(capsys.readouterr().out)
@@ -160,6 +164,18 @@ def test_nobody_there_ends_in_time_and_says_what_to_run(
     assert "no-such-host.invalid' is no host that this one knows" in " ".join(
         capsys.readouterr().out.split()
     )
+
+
+def test_a_meeting_ends_although_an_attempt_fails_at_that_moment(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(control, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(Meeting, "_listen", nothing)
+    out: list[Any] = []
+    for _ in range(50):
+        found_by(free_port(), 0.002, out)
+    assert all(isinstance(error, PeerError) for error in out)
+    assert not caplog.records
 
 
 def test_the_other_end_that_lies_or_goes_is_an_error() -> None:
@@ -196,6 +212,15 @@ def test_packets_of_strangers_are_not_believed() -> None:
             stranger.sendto(good, place)
         time.sleep(0.05)
         assert not probes.take(end, one, probes.FLOW, 3)
+
+
+def test_packets_without_room_are_counted_for_their_own_socket() -> None:
+    with probes.open_udp("127.0.0.1", 0) as full, probes.open_udp("127.0.0.1", 0) as other:
+        full.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        for _ in range(100):
+            other.sendto(bytes(1000), full.getsockname())
+        assert 0 < probes.dropped_here(full) < 100
+        assert probes.dropped_here(other) == 0
 
 
 # ---- what arrivals say ----
@@ -310,15 +335,13 @@ def test_a_translator_is_named() -> None:
     seen = (("192.168.0.5", 42000), ("198.51.100.7", 1024))
     closed = Reached({42000: "no answer"}, [42000], [])
     found = Found(Reach(closed, closed, seen, []), 1.0, Direction(), Direction())
-    checks = command.report(found, "node1", "0", 1500, PEER)
+    checks = list(command.report(found, "node1", "0", 1500))
     (address,) = [one for one in checks if one.name == "address of this host"]
     assert address.status is Severity.FAIL
     assert "NAT" in address.advice
     assert sum(one.status is Severity.FAIL for one in checks) == 5
-    assert command.settings(found, 1500, PEER, "0") == {"LOSSYCOLL_PORT_RANGE": "42000-42099"}
+    assert command.settings(found, 1500, "0") == {"LOSSYCOLL_PORT_RANGE": "42000-42099"}
 
-
-PEER = control.Peer("10.0.0.2", "eth0", 1500, 1, 0, 1)
 
 # ---- networks ----
 

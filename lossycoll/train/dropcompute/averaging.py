@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lossycoll.errors import OptionError, TrainingError, UnsupportedError
-from lossycoll.train.common.collectives import Collectives, Work, wait_all
+from lossycoll.train.common.collectives import Collectives, Complete, Work, wait_all
 from lossycoll.train.common.layout import lay_out
 from lossycoll.train.common.models import (
     check_keeps_parameters,
@@ -30,14 +30,10 @@ from lossycoll.train.common.models import (
 from lossycoll.train.sharded.eligibility import spec
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
-Submit: TypeAlias = Callable[[], "Work | None"]
-"""Submits a collective that travels beside the gradients; None if there are no other ranks."""
+Submit: TypeAlias = Callable[[], Work]
+"""Submits a collective that travels beside the gradients."""
 
 NO_FLAGS: Final = torch.zeros(0, dtype=torch.float64, device="cpu")
-
-
-def device_of(parameters: Sequence[Parameter]) -> torch.device:
-    return parameters[0].device if parameters else torch.device("cpu")
 
 
 def grad_flags_of(parameters: Sequence[Parameter]) -> Tensor:
@@ -49,15 +45,10 @@ def grad_flags_of(parameters: Sequence[Parameter]) -> Tensor:
 def scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:
     if factor == 1.0:
         return
-    dense: list[Tensor] = []
-    for grad in (p.grad for p in parameters):
-        if grad is None:
-            continue
-        if grad.layout is torch.strided:
-            dense.append(grad)
-        else:
-            grad.mul_(factor)
-    if dense:
+    grads = [p.grad for p in parameters if p.grad is not None]
+    for sparse in (grad for grad in grads if grad.layout is not torch.strided):
+        sparse.mul_(factor)
+    if dense := [grad for grad in grads if grad.layout is torch.strided]:
         torch._foreach_mul_(dense, factor)
 
 
@@ -73,6 +64,10 @@ class GradientAveraging:
         raise NotImplementedError
 
     @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device if self.parameters else torch.device("cpu")
+
+    @property
     def grad_flags(self) -> Tensor:
         """1 for each parameter that has a gradient at this rank, float64 (n,); empty if the ranks
         need not know. :meth:`finish` takes the sums over the ranks.
@@ -82,7 +77,7 @@ class GradientAveraging:
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def average(self, submit: Submit) -> Work | None:
+    def average(self, submit: Submit) -> Work:
         """Replaces the gradients by the mean over the ranks; returns what ``submit`` returned."""
         raise NotImplementedError
 
@@ -108,7 +103,7 @@ class ShardedAveraging(GradientAveraging):
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.optimizer.no_sync()
 
-    def average(self, submit: Submit) -> Work | None:
+    def average(self, submit: Submit) -> Work:
         submitted = submit()
         self.optimizer.reduce_gradients()
         return submitted
@@ -137,7 +132,7 @@ class ModuleAveraging(GradientAveraging):
         return grad_flags_of(self.parameters)
 
     @torch.no_grad()
-    def average(self, submit: Submit) -> Work | None:
+    def average(self, submit: Submit) -> Work:
         submitted = submit()
         if self.collectives.world == 1:
             return submitted
@@ -164,8 +159,7 @@ class ModuleAveraging(GradientAveraging):
     def _lay_out(self) -> None:
         """Makes the buckets, and makes them again if parameters were frozen, unfrozen or added."""
         parameters = self.parameters
-        same = len(parameters) == len(self._laid_out)
-        if same and all(p is q for p, q in zip(parameters, self._laid_out, strict=True)):
+        if list(map(id, parameters)) == list(map(id, self._laid_out)):
             return
         self._laid_out = list(parameters)
         self._flats = []
@@ -175,7 +169,7 @@ class ModuleAveraging(GradientAveraging):
             flat = torch.zeros(bucket.size, dtype=first.dtype, device=first.device)
             self._flats.append(flat)
             for member in bucket.members:
-                views[member.index] = flat.as_strided(member.shape, member.stride, member.begin)
+                views[member.index] = member.view(flat)
         self._views = [views[index] for index in range(len(parameters))]
 
 
@@ -228,7 +222,7 @@ class DdpAveraging(GradientAveraging):
         scope: contextlib.AbstractContextManager[None] = self._model.no_sync()
         return scope
 
-    def average(self, submit: Submit) -> Work | None:
+    def average(self, submit: Submit) -> Work:
         submitted = self._empty_pass(submit)
         if self._order is not None and self._model._has_rebuilt_buckets:
             self._order.remove()
@@ -253,11 +247,11 @@ class DdpAveraging(GradientAveraging):
         bare = [parameter for parameter in self.parameters if parameter.grad is None]
         for parameter in bare:
             parameter.grad = torch.zeros_like(parameter)
-        self._empty_pass(lambda: None)
+        self._empty_pass(Complete)
         for parameter in bare:
             parameter.grad = None
 
-    def _empty_pass(self, submit: Submit) -> Work | None:
+    def _empty_pass(self, submit: Submit) -> Work:
         """A forward pass of nothing through DDP, and its backward pass. In that, parameters get
         gradients of None: accumulating these changes nothing, but DDP's reducer hears of each."""
         for parameter in self._sparse:
@@ -266,7 +260,7 @@ class DdpAveraging(GradientAveraging):
         parameters = self._ready_order()
         with torch.enable_grad():
             token: Any = torch.zeros((), device=parameters[0].device, requires_grad=True)
-            self._model._pre_forward(token)
+            self._model._pre_forward(token)  # broadcasts buffers, as the first micro-batch does
             submitted = submit()
             if self._order is None:
                 token = _ReadySignal.apply(token, *parameters)  # type: ignore[no-untyped-call]

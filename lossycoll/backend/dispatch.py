@@ -73,6 +73,24 @@ def determined(options: Options) -> Options:
     return within(options, Scope((("deterministic", 1),), lossy_copies=False))
 
 
+@lru_cache(maxsize=64)
+def _lossy_text(options: Options) -> str:
+    """Delivery of a lossy call as ranks compare it: what differs, their errors name."""
+    code, most_parity, missing = options.parity
+    said = ["lossy"]
+    if options.repair or options.by_parity_alone:
+        said.append(f"repair {options.repair}")
+    if missing >= 0:
+        said.append(f"max_missing {missing:g}")
+    if isinstance(options.fec, str):
+        said.append(f"fec {options.fec}")
+    elif code.rows or (missing >= 0 and not most_parity):
+        said.append(f"fec {code.rows}/{code.size}" if code.rows else "fec 0")
+    if options.estimator != "count":
+        said.append(f"estimator {options.estimator}")
+    return ", ".join(said)
+
+
 def choose(
     call: Description,
     reduction: Reduction | None,
@@ -401,12 +419,7 @@ class Dispatcher:
         # A rank whose tensors aren't on one takes other routes.
         said = ["on a device"] if call.on_device else []
         if choice is not None and choice.lossy:
-            repair, missing = choice.options.repair, choice.options.max_missing
-            said.append("lossy")
-            if repair:
-                said.append(f"repair {repair}")
-            if not isinstance(missing, str):
-                said.append(f"max_missing {missing:g}")
+            said.append(_lossy_text(choice.options))
         if choice is not None and choice.encoding != "same":
             said.append(f"wire {choice.encoding}")
         named.delivery = ", ".join(said)

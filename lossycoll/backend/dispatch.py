@@ -24,7 +24,7 @@ from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, scope, within
 from lossycoll.plan import codec
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation, lossy_text
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import SLICE_SECONDS
 
@@ -71,24 +71,6 @@ def reliable_version(options: Options) -> Options:
 def determined(options: Options) -> Options:
     """The same options with sums in the order of ranks."""
     return within(options, Scope((("deterministic", 1),), lossy_copies=False))
-
-
-@lru_cache(maxsize=64)
-def _lossy_text(options: Options) -> str:
-    """Delivery of a lossy call as ranks compare it: what differs, their errors name."""
-    code, most_parity, missing = options.parity
-    said = ["lossy"]
-    if options.repair or options.by_parity_alone:
-        said.append(f"repair {options.repair}")
-    if missing >= 0:
-        said.append(f"max_missing {missing:g}")
-    if isinstance(options.fec, str):
-        said.append(f"fec {options.fec}")
-    elif code.rows or (missing >= 0 and not most_parity):
-        said.append(f"fec {code.rows}/{code.size}" if code.rows else "fec 0")
-    if options.estimator != "count":
-        said.append(f"estimator {options.estimator}")
-    return ", ".join(said)
 
 
 def choose(
@@ -419,7 +401,7 @@ class Dispatcher:
         # A rank whose tensors aren't on one takes other routes.
         said = ["on a device"] if call.on_device else []
         if choice is not None and choice.lossy:
-            said.append(_lossy_text(choice.options))
+            said.append(lossy_text(choice.options))
         if choice is not None and choice.encoding != "same":
             said.append(f"wire {choice.encoding}")
         named.delivery = ", ".join(said)

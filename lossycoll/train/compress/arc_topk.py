@@ -366,6 +366,9 @@ class ARCTopKState:
 
         Returns:
             Their names; without names, numbers in the order of first use.
+
+        Raises:
+            TrainingError: A parameter isn't one of the ``named_parameters``.
         """
         out = []
         for parameter in parameters:

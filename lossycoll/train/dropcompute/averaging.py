@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -33,13 +33,6 @@ from lossycoll.train.sharded.optimizer import ShardedOptimizer
 Submit: TypeAlias = Callable[[], Work]
 """Submits a collective that travels beside the gradients."""
 
-NO_FLAGS: Final = torch.zeros(0, dtype=torch.float64, device="cpu")
-
-
-def grad_flags_of(parameters: Sequence[Parameter]) -> Tensor:
-    found = [p.grad is not None for p in parameters]
-    return torch.tensor(found, dtype=torch.float64, device="cpu")
-
 
 @torch.no_grad()
 def scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:
@@ -58,6 +51,8 @@ class GradientAveraging:
     collectives: Collectives  # collectives of the ranks that average
     optimizer: ShardedOptimizer | None = None
     """The optimizer that averages the gradients itself, if one does."""
+    counts_gradients = False
+    """Whether the ranks add up how many have a gradient of each parameter."""
 
     @property
     def parameters(self) -> Sequence[Parameter]:
@@ -69,10 +64,11 @@ class GradientAveraging:
 
     @property
     def grad_flags(self) -> Tensor:
-        """1 for each parameter that has a gradient at this rank, float64 (n,); empty if the ranks
-        need not know. :meth:`finish` takes the sums over the ranks.
+        """1 for each parameter that has a gradient at this rank, float64 (n,); empty if uncounted.
+        :meth:`finish` takes the sums over the ranks.
         """
-        return NO_FLAGS
+        found = [p.grad is not None for p in self.parameters] if self.counts_gradients else []
+        return torch.tensor(found, dtype=torch.float64, device="cpu")
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -116,6 +112,8 @@ class ShardedAveraging(GradientAveraging):
 class ModuleAveraging(GradientAveraging):
     """Averages the gradients of a plain module, in buckets."""
 
+    counts_gradients = True
+
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
         self._model = model
         self._laid_out: list[Parameter] = []  # the parameters that the buckets were made for
@@ -126,10 +124,6 @@ class ModuleAveraging(GradientAveraging):
     @property
     def parameters(self) -> Sequence[Parameter]:
         return [p for p in self._model.parameters() if p.requires_grad]
-
-    @property
-    def grad_flags(self) -> Tensor:
-        return grad_flags_of(self.parameters)
 
     @torch.no_grad()
     def average(self, submit: Submit) -> Work:
@@ -195,6 +189,8 @@ class DdpAveraging(GradientAveraging):
         self._parameters: Sequence[Parameter] = parameters
         self._sparse = [p for p, is_sparse in zip(parameters, sparse, strict=True) if is_sparse]
         self.collectives = Collectives(model.process_group)
+        # Only in a static graph does DDP leave zeros where no rank had a gradient.
+        self.counts_gradients = model.static_graph
         self._finds_unused = model.find_unused_parameters and not model.static_graph
         self._order: _GradientOrder | None = None
         """Watched until DDP has laid its buckets out by it."""
@@ -229,13 +225,8 @@ class DdpAveraging(GradientAveraging):
             self._order = None
         return submitted
 
-    @property
-    def grad_flags(self) -> Tensor:
-        # Only in a static graph does DDP leave zeros where no rank had a gradient.
-        return grad_flags_of(self.parameters) if self._model.static_graph else NO_FLAGS
-
     def finish(self, grad_counts: Tensor, factor: float) -> None:
-        if self._model.static_graph:
+        if self.counts_gradients:
             for parameter, count in zip(self.parameters, grad_counts.tolist(), strict=True):
                 if not count:
                     parameter.grad = None

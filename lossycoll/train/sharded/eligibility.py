@@ -103,8 +103,6 @@ def spec(parameter: Tensor, group: int) -> ParameterSpec:
     return ParameterSpec(tuple(parameter.shape), parameter.stride(), parameter.element_size(), key)
 
 
-OptimizerClass = Callable[..., torch.optim.Optimizer]
-
 SHAPE: Final = (6, 8)
 CUTS: Final = (0, 5, 17, 33, 48)  # cuts of the matrix, in elements: within rows and across them
 SCALES: Final = (1.0, 1e-3, 50.0, 1.0)
@@ -120,106 +118,93 @@ TRIAL_RATE: Final = 1e-2
 """The learning rate of another trial where nothing moved: a warm-up begins at or near 0."""
 
 
-def elementwise_state(
-    optimizer_class: OptimizerClass,
-    options: Mapping[str, Any],
-    where: str,
-    group: Mapping[str, Any] | None = None,
-) -> frozenset[str]:
-    """The names of the state that has an entry for each element (``exp_avg``, say).
+class _StepError(Exception):
+    """An optimizer's step has raised."""
+
+
+class Trial:
+    """Trial of an optimizer on parts of a small matrix in host memory: how may it be sharded?
 
     Neither the global random state nor ``options`` are touched. What the optimizer's constructor
-    raises passes through. UnsupportedError: it isn't element-wise.
+    raises passes through. ``group``: a parameter group's options.
     """
-    trial = _Trial(optimizer_class, options, dict(group or {}))
-    values, _ = _inputs()
-
-    def refusal(what: str) -> UnsupportedError:
-        return UnsupportedError(
-            f"{where}: {trial.name} is not element-wise, as far as a trial on a small matrix "
-            f"shows: {what}. ShardedOptimizer has each rank step flat fragments of parameters, "
-            f"which is the same only if each element's step depends on that element alone (SGD, "
-            f"Adam, AdamW, ... do); use such an optimizer, whole=True, which deals whole "
-            f"parameters to ranks, or DistributedDataParallel with this one"
-        )
-
-    def tried() -> tuple[Tensor, Tensor, torch.optim.Optimizer]:
-        """Moves of each element in matrix and fragments, and the optimizer of the former."""
-        (whole,), optimizer = trial.moved([lambda matrix: matrix], refusal)
-        cuts = [lambda matrix, a=a, b=b: matrix.flatten()[a:b] for a, b in pairwise(CUTS)]
-        try:  # as two ranks, each with its own
-            moved = [trial.moved(some, refusal)[0] for some in (cuts[:2], cuts[2:])]
-        except Exception as error:
-            raise refusal(f"it doesn't take flat fragments: {error.__cause__ or error}") from error
-        return whole - values, torch.cat([*moved[0], *moved[1]]).view(SHAPE) - values, optimizer
-
-    def is_still(moves: Tensor) -> bool:
-        return bool(moves.abs().max() <= STILL * values.abs().max())
-
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        whole, joined, optimizer = tried()
-        rate = optimizer.param_groups[0].get("lr")
-        if is_still(whole) and isinstance(rate, float | int | Tensor):
-            trial.group["lr"] = rate * 0 + TRIAL_RATE
-            whole, joined, optimizer = tried()
-    strays = [key for key in optimizer.state if not isinstance(key, Tensor)]
-    if strays:
-        raise refusal(f"it keeps state {strays[0]!r} that is no parameter's")
-    if is_still(whole):
-        raise refusal("it moves nothing, so that nothing can be told")
-    largest = float(whole.abs().max())
-    if not torch.allclose(joined, whole, rtol=TOLERANCE, atol=FLOOR * TOLERANCE * largest):
-        worst = float((joined - whole).abs().max()) / largest
-        raise refusal(f"in fragments it steps otherwise, by up to {worst:.3g} of its largest step")
-    return _shaped(optimizer)
-
-
-def whole_state(
-    optimizer_class: OptimizerClass,
-    options: Mapping[str, Any],
-    where: str,
-    group: Mapping[str, Any] | None = None,
-) -> frozenset[str]:
-    """As :func:`elementwise_state`, of an optimizer that is to step whole parameters."""
-    trial = _Trial(optimizer_class, options, dict(group or {}))
-
-    def refusal(what: str) -> UnsupportedError:
-        return UnsupportedError(f"{where}: {trial.name}: {what}")
-
-    cut = SHAPE[0] // 2
-    halves = [lambda matrix: matrix[:cut], lambda matrix: matrix[cut:]]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        together, optimizer = trial.moved(halves, refusal)
-        alone = [trial.moved([half], refusal)[0][0] for half in halves]
-    if not all(torch.allclose(a, b, rtol=TOLERANCE) for a, b in zip(together, alone, strict=True)):
-        raise UnsupportedError(
-            f"{where}: {trial.name} steps two matrices otherwise than each for itself, so ranks "
-            f"can't share them out; use DistributedDataParallel with this optimizer"
-        )
-    return _shaped(optimizer)
-
-
-class _Trial:
-    """Steps of an optimizer on parts of a small matrix, in host memory."""
 
     def __init__(
-        self, optimizer_class: OptimizerClass, options: Mapping[str, Any], group: dict[str, Any]
+        self,
+        optimizer_class: Callable[..., torch.optim.Optimizer],
+        options: Mapping[str, Any],
+        where: str,
+        group: Mapping[str, Any] | None = None,
     ) -> None:
-        self.name = getattr(optimizer_class, "__name__", str(optimizer_class))
-        self.group = group
+        self._name = getattr(optimizer_class, "__name__", str(optimizer_class))
         self._class = optimizer_class
         self._options = options
+        self._where = where
+        self._group = dict(group or {})
 
-    def moved(
-        self,
-        parts: Sequence[Callable[[Tensor], Tensor]],
-        refusal: Callable[[str], UnsupportedError],
+    def elementwise_state(self) -> frozenset[str]:
+        """The names of the state that has an entry for each element (``exp_avg``, say).
+        UnsupportedError: the optimizer isn't element-wise.
+        """
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            whole, joined, optimizer = self._cut()
+            rate = optimizer.param_groups[0].get("lr")
+            if _is_still(whole) and isinstance(rate, float | int | Tensor):
+                self._group["lr"] = rate * 0 + TRIAL_RATE
+                whole, joined, optimizer = self._cut()
+        strays = [key for key in optimizer.state if not isinstance(key, Tensor)]
+        if strays:
+            raise self._refusal(f"it keeps state {strays[0]!r} that is no parameter's")
+        if _is_still(whole):
+            raise self._refusal("it moves nothing, so that nothing can be told")
+        largest = float(whole.abs().max())
+        if not torch.allclose(joined, whole, rtol=TOLERANCE, atol=FLOOR * TOLERANCE * largest):
+            worst = float((joined - whole).abs().max()) / largest
+            what = f"in fragments it steps otherwise, by up to {worst:.3g} of its largest step"
+            raise self._refusal(what)
+        return _shaped(optimizer)
+
+    def whole_state(self) -> frozenset[str]:
+        """The same of an optimizer that is to step whole parameters."""
+        cut = SHAPE[0] // 2
+        halves = [lambda matrix: matrix[:cut], lambda matrix: matrix[cut:]]
+        try:
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                together, optimizer = self._stepped(halves)
+                alone = [self._stepped([half])[0][0] for half in halves]
+        except _StepError as error:
+            raise UnsupportedError(f"{self._where}: {self._name}: {error}") from error
+        pairs = zip(together, alone, strict=True)
+        if not all(torch.allclose(one, other, rtol=TOLERANCE) for one, other in pairs):
+            raise UnsupportedError(
+                f"{self._where}: {self._name} steps two matrices otherwise than each for itself, "
+                f"so ranks can't share them out; use DistributedDataParallel with this optimizer"
+            )
+        return _shaped(optimizer)
+
+    def _cut(self) -> tuple[Tensor, Tensor, torch.optim.Optimizer]:
+        """Moves of each element in matrix and fragments, and the optimizer of the former."""
+        values, _ = _inputs()
+        try:
+            (whole,), optimizer = self._stepped([lambda matrix: matrix])
+        except _StepError as error:
+            raise self._refusal(str(error)) from error
+        cuts = [lambda matrix, a=a, b=b: matrix.flatten()[a:b] for a, b in pairwise(CUTS)]
+        try:  # as two ranks, each with its own
+            fragments = [part for some in (cuts[:2], cuts[2:]) for part in self._stepped(some)[0]]
+        except Exception as error:
+            what = f"it doesn't take flat fragments: {error.__cause__ or error}"
+            raise self._refusal(what) from error
+        return whole - values, torch.cat(fragments).view(SHAPE) - values, optimizer
+
+    def _stepped(
+        self, parts: Sequence[Callable[[Tensor], Tensor]]
     ) -> tuple[list[Tensor], torch.optim.Optimizer]:
         """Parts of the matrix after all steps, and the optimizer that has made these."""
         torch.default_generator.manual_seed(0)  # the CPU's alone: those of devices aren't put back
         values, grads = _inputs()
         parameters = [Parameter(part(values).clone()) for part in parts]
-        written, defaults = _on_host(self.group, self._options)
+        written, defaults = _on_host(self._group, self._options)
         optimizer = self._class([{**written, "params": parameters}], **defaults)
         try:
             for grad in grads:
@@ -227,8 +212,21 @@ class _Trial:
                     parameter.grad = part(grad).clone()
                 optimizer.step()
         except Exception as error:
-            raise refusal(f"a plain step() of it raises: {error}") from error
+            raise _StepError(f"a plain step() of it raises: {error}") from error
         return [each.detach() for each in parameters], optimizer
+
+    def _refusal(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self._where}: {self._name} is not element-wise, as far as a trial on a small matrix "
+            f"shows: {what}. ShardedOptimizer has each rank step flat fragments of parameters, "
+            f"which is the same only if each element's step depends on that element alone (SGD, "
+            f"Adam, AdamW, ... do); use such an optimizer, whole=True, which deals whole "
+            f"parameters to ranks, or DistributedDataParallel with this one"
+        )
+
+
+def _is_still(moves: Tensor) -> bool:
+    return bool(moves.abs().max() <= STILL * _inputs()[0].abs().max())
 
 
 def _shaped(optimizer: torch.optim.Optimizer) -> frozenset[str]:

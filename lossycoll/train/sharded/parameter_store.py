@@ -23,7 +23,7 @@ from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
 from lossycoll.train.common.layout import Bucket, Fragment, lay_out
 
-from .eligibility import NamedParameter, check_parameters, elementwise_state, whole_state
+from .eligibility import NamedParameter, Trial, check_parameters
 from .settings import ShardedSettings
 
 
@@ -188,13 +188,10 @@ class ParameterStore:
         frozen = [each.parameter for each in named if not each.parameter.requires_grad]
         still = [parameter for parameter in (*self.frozen, *frozen) if not parameter.requires_grad]
         check_parameters(self.collectives, trained, still)
-        state_of = whole_state if self.whole else elementwise_state
-        elementwise = self.elementwise.union(
-            *(
-                state_of(self._class, self._defaults, str(self.collectives), options(group))
-                for group in groups
-            )
-        )
+        elementwise = self.elementwise
+        for group in groups:
+            trial = Trial(self._class, self._defaults, str(self.collectives), options(group))
+            elementwise |= trial.whole_state() if self.whole else trial.elementwise_state()
         lines = [*as_lines(self._settings_with(groups, number)), *map(str, trained)]
         device = trained[-1].parameter.device if trained else torch.device("cpu")
         check_same(

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -84,7 +84,6 @@ class ShardState:
         return cls(era, world, rank, steps, states, tuple(options))
 
 
-_Of = TypeVar("_Of", bound=Tensor)
 RESIDUALS: Final = "error_feedback"
 """The key of the residuals, by the parameter's number: the mean over the ranks, without scale."""
 
@@ -192,9 +191,7 @@ def check_state(
             )
 
 
-def elementwise_of(
-    states: Mapping[_Of, Mapping[str, Any]], known: Collection[str]
-) -> frozenset[str]:
+def elementwise_of(states: Mapping[Any, State], known: Collection[str]) -> frozenset[str]:
     """``known``, and the names of what has an entry for each element of some parameter.
 
     An option that was changed in training may have added state that a trial didn't see.

@@ -25,7 +25,7 @@ from lossycoll.options.fields import Options
 from lossycoll.options.scopes import Scope, scope, within
 from lossycoll.plan import codec
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation, lossy_text
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import SLICE_SECONDS
 
@@ -384,12 +384,7 @@ class Dispatcher:
         # A rank whose tensors aren't on one takes other routes.
         said = ["on a device"] if call.on_device else []
         if choice is not None and choice.lossy:
-            repair, missing = choice.options.repair, choice.options.max_missing
-            said.append("lossy")
-            if repair:
-                said.append(f"repair {repair}")
-            if not isinstance(missing, str):
-                said.append(f"max_missing {missing:g}")
+            said.append(lossy_text(choice.options))
         if choice is not None and choice.encoding != "same":
             said.append(f"wire {choice.encoding}")
         named.delivery = ", ".join(said)

@@ -116,6 +116,10 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         if torch.version.cuda is not None:
             self._register_backend(torch.device("cuda"), custom, registered)
 
+    def __deepcopy__(self, memo: object) -> LossyProcessGroup:
+        """Return the group: a copy of a model works in it as well, as by a hook's state."""
+        return self
+
     def _take(self, spec: GroupSpec, group: Group) -> None:
         """From now on calls are ``group``'s."""
         # Of these ranks and in this membership, so that all members count alike, newcomers too.

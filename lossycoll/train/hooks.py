@@ -2,6 +2,7 @@
 
 # Annotations are no text in this file: DDP compares the hook's with its own classes.
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -45,6 +46,14 @@ def addend(
     return flat, found
 
 
+def _into(
+    flat: Tensor, done: torch.futures.Future[Tensor], read: Callable[[Tensor], Tensor]
+) -> torch.futures.Future[Tensor]:
+    """A future of a bucket's buffer, once it has what is read of another one's."""
+    out: torch.futures.Future[Tensor] = done.then(lambda future: flat.copy_(read(future.value())))
+    return out
+
+
 GOLDEN: Final = 0.6180339887498949  # (sqrt(5) - 1) / 2
 
 
@@ -78,13 +87,7 @@ def dispersing_hook(
     packets = _prime_from(len(flat) / (group.block_bytes // flat.element_size()))
     sent = _interleaved(flat, packets)
     done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
-
-    def back(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-        whole: torch.Tensor = flat
-        return whole.copy_(_restored(future.value(), packets, len(flat)))
-
-    out: torch.futures.Future[torch.Tensor] = done.then(back)
-    return out
+    return _into(flat, done, lambda mean: _restored(mean, packets, len(flat)))
 
 
 def _interleaved(flat: torch.Tensor, packets: int) -> torch.Tensor:
@@ -238,24 +241,17 @@ def wire_feedback_hook(
     flat, group = addend(bucket, state.group, "wire_feedback_hook")
     if not isinstance(group, LossyProcessGroup) or flat.dtype is torch.float64:
         return sum_of(dist.all_reduce(flat, group=group, async_op=True))
+    sent = flat
+    if not group.lossy_topology().shares_hosts:  # else a host's sum is rounded, which no rank sees
+        parameters = bucket.parameters()
+        whole = flat.float()  # the buffer itself, if it is of float32
+        state._take(whole, parameters)
+        sent = state._rounded(whole, dist.get_rank(group))
+        state._remember(whole - sent, parameters)
     scope = reliable if group.lossy_options().delivery == "reliable" else lossy
-    if group.lossy_topology().shares_hosts:
-        with scope(**state.options):  # what is rounded is the sum of a host, which no rank sees
-            return sum_of(dist.all_reduce(flat, group=group, async_op=True))
-    parameters = bucket.parameters()
-    whole = flat.float()  # the buffer itself, if it is of float32
-    state._take(whole, parameters)
-    sent = state._rounded(whole, dist.get_rank(group))
-    state._remember(whole - sent, parameters)
     with scope(**state.options):
         done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
-
-    def back(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-        out: torch.Tensor = flat
-        return out.copy_(future.value())
-
-    found: torch.futures.Future[torch.Tensor] = done.then(back)
-    return found
+    return done if sent is flat else _into(flat, done, lambda mean: mean)
 
 
 def arc_topk_hook(

@@ -230,3 +230,34 @@ def rank_remembers(rank: int, world: int) -> list[float]:
 
 def test_what_a_rank_has_called_before_is_no_mismatch() -> None:
     assert run_good(rank_remembers, 3, {**CALM, **EXACT}) == [[3.0] * 3] * 3
+
+
+SCOPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fec 16/64": ({"fec": 0.125}, {"fec": 0.25}),
+    "fec 0": ({"max_missing": 0.01}, {"max_missing": 0.01, "fec": 0}),
+    "repair 0": ({"max_missing": 0.01}, {"max_missing": 0.01, "repair": 0}),
+    "estimator zero_fill": ({}, {"estimator": "zero_fill"}),
+}
+
+
+def rank_scopes(rank: int, world: int) -> dict[str, str]:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    out = {}
+    for name, scopes in SCOPES.items():
+        group = dist.new_group(backend="lossy")
+        with pytest.raises(lossycoll.MismatchError) as caught, lossycoll.lossy(**scopes[rank]):
+            dist.all_reduce(torch.ones(20_000), group=group)
+        out[name] = str(caught.value)
+        dist.barrier()
+        dist.destroy_process_group(group)
+    return out
+
+
+def test_the_option_in_which_two_scopes_differ_is_named() -> None:
+    for texts in run_good(rank_scopes, 2, CALM):
+        for name, text in texts.items():
+            assert "call #0 is " in text, text
+            assert name in text, text

@@ -8,14 +8,14 @@ TRAINING = (
     mutation(
         "a pass that no step takes is remembered",
         "lossycoll/train/sharded/gradient_reducer.py",
-        "self._state.discard(self._pending)",
-        "self._state.commit(self._pending)",
+        "self._state.discard()",
+        "self._state.commit()",
         "tests/train/sharded/test_compression.py"
         "::test_gradients_that_no_step_takes_are_not_remembered",
     ),
     mutation(
         "survivors add up what each of them has",
-        "lossycoll/train/dropcompute/runner.py",
+        "lossycoll/train/common/collectives.py",
         "if after == before:",
         "if after:",
         "tests/train/dropcompute/test_loss.py"
@@ -23,10 +23,10 @@ TRAINING = (
     ),
     mutation(
         "a block a step too old",
-        "lossycoll/train/common/staleness.py",
+        "lossycoll/train/sharded/parameter_sync.py",
         "mask: Mask = self.values >= self._max_age",
         "mask: Mask = self.values > self._max_age",
-        "tests/train/common/test_staleness.py::test_ages_count_steps_since_a_block_came",
+        "tests/train/sharded/test_staleness.py::test_ages_count_steps_since_a_block_came",
     ),
     mutation(
         "a late rank begins another micro-batch",
@@ -89,7 +89,7 @@ TRAINING = (
     mutation(
         "dropped micro-batches count",
         "lossycoll/train/dropcompute/runner.py",
-        "return self._settings.micro_batches * ranks / completed",
+        "return self.settings.micro_batches * ranks / completed",
         "return 1.0",
         "tests/train/dropcompute/test_controller.py::test_the_mean_is_over_what_was_completed",
     ),
@@ -125,7 +125,7 @@ TRAINING = (
     mutation(
         "loaded weights travel as differences",
         "lossycoll/train/sharded/optimizer.py",
-        "self._parameter_sync.begin(whole=status.written)",
+        "self._parameter_sync.begin(whole=bool(status.written))",
         "self._parameter_sync.begin()",
         "tests/train/sharded/test_wire.py::test_weights_that_are_loaded_are_not_rounded",
     ),

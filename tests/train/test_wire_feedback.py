@@ -196,6 +196,9 @@ def rank_copies(rank: int, world: int) -> None:
             other = DistributedDataParallel(Given(torch.float32))
             other.register_comm_hook(copied, hook)
             assert bool(means(other, gradients(rank, 1)).isfinite().all())
+    ddp = DistributedDataParallel(Given(torch.float32))  # of others torch makes no copies
+    ddp.register_comm_hook(group, lossycoll.dispersing_hook)
+    assert bool(means(copy.deepcopy(ddp), gradients(rank, 2)).isfinite().all())
     dist.destroy_process_group()
 
 

@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 
 import lossycoll
 from lossycoll.train.common.delivery import MAX_MISSING
-from lossycoll.train.common.staleness import MAX_AGE, PROBE_EVERY
-from lossycoll.train.sharded.parameter_sync import TOO_MANY
+from lossycoll.train.sharded.parameter_sync import MAX_AGE, PROBE_EVERY, TOO_MANY
 
 STRIDE: Final = 31
 """OwnSteps keeps one element in so many, a dozen of each packet. Prime, so that it meets all

@@ -6,6 +6,7 @@ import time
 from _thread import RLock
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
 from lossycoll.errors import ClosedError, EngineError, LossyError, OperationTimeout
@@ -90,6 +91,24 @@ def text_of(key: CallKey) -> str:
 
 Observer = Callable[[Report, Sequence[Stream]], None]
 """Takes a finished operation's report and its streams."""
+
+
+@lru_cache(maxsize=64)
+def lossy_text(options: Options) -> str:
+    """Delivery of a lossy call as ranks compare it: what differs, their errors name."""
+    code, most_parity, missing = options.parity
+    said = ["lossy"]
+    if options.repair or options.by_parity_alone:
+        said.append(f"repair {options.repair}")
+    if missing >= 0:
+        said.append(f"max_missing {missing:g}")
+    if isinstance(options.fec, str):
+        said.append(f"fec {options.fec}")
+    elif code.rows or (missing >= 0 and not most_parity):
+        said.append(f"fec {code.rows}/{code.size}" if code.rows else "fec 0")
+    if options.estimator != "count":
+        said.append(f"estimator {options.estimator}")
+    return ", ".join(said)
 
 
 class CallOptions(NamedTuple):

@@ -294,7 +294,7 @@ def _difference(failure: Failure) -> str:
     if failure.mine[1] != failure.theirs[1]:
         parts.append(f"{failure.mine[1]} elements here, {failure.theirs[1]} there")
     if not parts:
-        parts.append("another collective, root, reduction or delivery")
+        parts.append("another collective, root, reduction, delivery or algorithm")
     return "; ".join(parts)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import torch
@@ -20,19 +20,21 @@ from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.backend.work import LossyWork
 from lossycoll.errors import PeerLostError, UnsupportedError
 from lossycoll.options.scopes import lossy, reliable
+from lossycoll.plan import codec
 
 from .delivery import (
     FP16,
     NOT_ASKED,
     NOTHING_ASKED,
+    Mask,
     Recovery,
     Wire,
     as_elements,
-    exactly,
     missed_by_rounding,
     rounded_to,
 )
-from .staleness import Mask
+
+ATTEMPTS: Final = 8
 
 
 class Work(Protocol):
@@ -67,7 +69,10 @@ class BlockGather:
         """Wait as :meth:`wait` does, but only until the result can be read. This rank's chunk may
         still be asked for, so no chunk may be written until :meth:`wait` has returned.
         """
-        wait_result(self._work)
+        if isinstance(self._work, LossyWork):
+            self._work.wait_result()
+        else:
+            self._work.wait()
         return self._arrived()
 
 
@@ -88,39 +93,20 @@ class ReportedMean:
         return self._missed()
 
 
-class OnHost:
-    """A collective that is waited for on the host, wherever its tensors lie."""
-
-    def __init__(self, work: Work) -> None:
-        self._work = work
-
-    def wait(self) -> None:
-        if isinstance(self._work, LossyWork):
-            self._work.wait_on_host()
-        else:
-            self._work.wait()
-
-
 class Complete:
     def wait(self) -> None: ...
 
 
-def wait_result(work: Work) -> None:
-    """Waits until a collective's result can be read; its tensors may be written only after
-    ``work.wait()``, as what this rank sends may still be asked for.
-    """
-    if isinstance(work, LossyWork | BlockGather):
-        work.wait_result()
-    else:
-        work.wait()
-
-
-def wait_all(works: Sequence[Work]) -> None:
-    """Waits for all, also after one has failed; raises the first failure."""
+def wait_all(works: Sequence[Work], *, on_host: bool = False) -> None:
+    """Waits for all, also after one has failed; raises the first failure. ``on_host``: on the host,
+    wherever their tensors lie."""
     failure: Exception | None = None
     for work in works:
         try:
-            work.wait()
+            if on_host and isinstance(work, LossyWork):
+                work.wait_on_host()
+            else:
+                work.wait()
         except Exception as error:
             failure = failure or error
     if failure is not None:
@@ -215,12 +201,8 @@ class Collectives:
 
         A rank may be one call ahead of another that has heard of a loss, but not two.
         """
-        self.agreed_survivors(device)
-        return self.agreed_survivors(device)
-
-    def agreed_survivors(self, device: torch.device) -> int:
-        """:attr:`survivors` of a collective that is made for it."""
-        self.all_reduce(torch.ones(1, device=device)).wait()
+        for _ in range(2):
+            self.summed(torch.ones(1, device=device))
         return self.survivors
 
     def continues_after(self, error: PeerLostError) -> bool:
@@ -345,15 +327,19 @@ class Collectives:
         group, can = self.lossy, flat.dtype is torch.float32
         if group is None or self.world == 1 or asked in ("same", FP16) or not can:
             return "same"
-        return "same" if group.lossy_topology().one_host else exactly(asked, group.lossy_options())
+        if group.lossy_topology().one_host:
+            return "same"
+        # Rounded to the nearest, so that the sender knows what arrives.
+        options = group.lossy_options()
+        return codec.named(asked, options.wire_group, options.wire_spikes)
 
     # ---- what is reliable ----
 
     def all_reduce(self, tensor: Tensor, op: Any = dist.ReduceOp.SUM) -> Work:
-        if self._group is None:
+        if self.world == 1:
             return Complete()
         with reliable():
-            return dist.all_reduce(tensor, op, self._group, async_op=True)  # type: ignore[no-any-return]
+            return dist.all_reduce(tensor, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def all_gather_chunks(self, flat: Tensor) -> Work:
         """Starts to send this rank's chunk of (world * n,) to all, in place; reliable."""
@@ -393,9 +379,11 @@ class Collectives:
         """
         table = row.new_zeros((self.world, *row.shape))
         table[self.rank] = row
-        if self.world > 1:
-            self.all_reduce(table).wait()
-        return table
+        return self.summed(table)
+
+    def summed(self, tensor: Tensor) -> Tensor:
+        self.all_reduce(tensor).wait()
+        return tensor
 
     def broadcast(self, flat: Tensor) -> None:
         with reliable():
@@ -409,6 +397,31 @@ class Collectives:
 
     def _reliable_now(self, group: LossyProcessGroup) -> bool:
         return group.lossy_options().delivery == "reliable"
+
+
+def formed_alike(
+    groups: Sequence[Collectives],
+    device: torch.device,
+    form: Callable[[], Tensor],
+    what: str,
+    first: tuple[Tensor, Sequence[int]] | None = None,
+) -> Tensor:
+    """What ``form`` returns, the same on all ranks of the groups.
+
+    It is formed again, by all ranks, where one was lost meanwhile: some may have been with it and
+    others without. ``first``: what was formed already, and each group's survivors before that.
+    ``what`` ends the PeerLostError of ranks that were lost each time.
+    """
+    if not any(each.may_lose_ranks for each in groups):
+        return form() if first is None else first[0]
+    before = [each.survivors_by_now(device) for each in groups] if first is None else first[1]
+    for attempt in range(ATTEMPTS):
+        found = form() if attempt or first is None else first[0]
+        after = [each.survivors_by_now(device) for each in groups]
+        if after == before:
+            return found
+        before = after
+    raise PeerLostError(f"{groups[0]}: ranks were lost during each of {ATTEMPTS} attempts {what}")
 
 
 def sum_of(work: Any) -> torch.futures.Future[Tensor]:

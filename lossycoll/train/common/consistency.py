@@ -58,7 +58,7 @@ def check_same(agreements: Sequence[Agreement], what: str, remedy: str) -> None:
     if len(shared) > 1:
         # Those who find nothing wrong would wait in one group for those who have in another.
         for each in shared:
-            differ = _any(differ, each)
+            differ = any(_most(each, int(differ)))
     if not differ:
         return
     found = [_first_difference(each) for each in shared]
@@ -78,16 +78,15 @@ def check_same(agreements: Sequence[Agreement], what: str, remedy: str) -> None:
 def _differ(agreement: Agreement) -> bool:
     text = "\n".join(agreement.lines)
     own = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    both = torch.tensor([own, -own], device=agreement.device)
-    agreement.collectives.all_reduce(both, dist.ReduceOp.MAX).wait()
-    most, least = both.tolist()
-    return bool(most != -least)
+    most, least = _most(agreement, own, -own)
+    return most != -least
 
 
-def _any(flag: bool, agreement: Agreement) -> bool:
-    one = torch.tensor([int(flag)], device=agreement.device)
-    agreement.collectives.all_reduce(one, dist.ReduceOp.MAX).wait()
-    return bool(one.item())
+def _most(agreement: Agreement, *numbers: int) -> list[int]:
+    """The largest of each number over the ranks."""
+    found = torch.tensor(numbers, device=agreement.device)
+    agreement.collectives.all_reduce(found, dist.ReduceOp.MAX).wait()
+    return found.tolist()
 
 
 def _first_difference(agreement: Agreement) -> tuple[int, str, str] | None:
@@ -95,9 +94,8 @@ def _first_difference(agreement: Agreement) -> tuple[int, str, str] | None:
     rank, world = agreement.collectives.rank, agreement.collectives.world
     # By reductions, which also those can form who have lost a rank.
     own = "\n".join(agreement.lines).encode()
-    length = torch.tensor([len(own)], device=agreement.device)
-    agreement.collectives.all_reduce(length, dist.ReduceOp.MAX).wait()
-    rows = torch.zeros(world, 1 + int(length.item()), dtype=torch.uint8, device="cpu")
+    (longest,) = _most(agreement, len(own))
+    rows = torch.zeros(world, 1 + longest, dtype=torch.uint8, device="cpu")
     rows[rank, : 1 + len(own)] = torch.frombuffer(bytearray(b"\1" + own), dtype=torch.uint8)
     rows = rows.to(agreement.device)
     agreement.collectives.all_reduce(rows, dist.ReduceOp.MAX).wait()

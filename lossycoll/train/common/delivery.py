@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lossycoll.errors import OptionError
@@ -15,7 +17,7 @@ from lossycoll.options.scopes import scope
 from lossycoll.plan import codec
 from lossycoll.runtime.engine.codecs import rounded
 
-from .staleness import Mask
+Mask: TypeAlias = NDArray[np.bool_]
 
 MAX_MISSING: Final = 0.01
 """Which share of the packets may be missing, where nobody says otherwise. Twice as many stale
@@ -108,11 +110,6 @@ def _set_by_scope() -> str | None:
 
 
 NOT_ASKED: Final = Wire()
-
-
-def exactly(encoding: str, options: Options) -> str:
-    """The name of an encoding that rounds to the nearest, so that its sender knows what arrives."""
-    return codec.named(encoding, options.wire_group, options.wire_spikes)
 
 
 def as_elements(

@@ -1,4 +1,4 @@
-"""Layout of parameters in buckets, as data: no tensors, no ranks talking.
+"""Layout of parameters in buckets, as data.
 
 A bucket is a flat stretch of elements that one collective carries: whole parameters one after
 another, in the order in which the backward pass is expected to finish them, then padding up to a
@@ -12,6 +12,8 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
+
+from torch import Tensor
 
 ALIGNMENT: Final = 64
 """Bytes: where each parameter and each chunk begins. A cache line, a vector of AVX-512, and what
@@ -42,6 +44,10 @@ class BucketMember:
     end: int  # after its last one
     shape: tuple[int, ...]
     stride: tuple[int, ...]  # its strides in the bucket, in elements
+
+    def view(self, flat: Tensor) -> Tensor:
+        """Its part of a bucket's elements (size,), in its shape."""
+        return flat.as_strided(self.shape, self.stride, self.begin)
 
 
 @dataclass(frozen=True, slots=True)

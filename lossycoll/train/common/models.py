@@ -7,7 +7,6 @@ those of the other dimensions hold the other shards.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -120,10 +119,6 @@ class Holding:
     parameter: nn.Parameter
     copies: Groups  # groups of ranks that hold the same, one for each such dimension of the mesh
     rest: Groups  # groups of ranks that hold the rest of it
-
-    @property
-    def replicas(self) -> int:
-        return math.prod(dist.get_world_size(group) for group in self.copies)
 
 
 def holdings_of(model: nn.Module, group: dist.ProcessGroup | None) -> list[Holding]:

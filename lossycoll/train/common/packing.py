@@ -134,11 +134,7 @@ FAILED: Final = -1
 
 
 def byte_tensor(text: bytes) -> Tensor:
-    return (
-        torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        if text
-        else torch.empty(0, dtype=torch.uint8, device="cpu")
-    )
+    return torch.from_numpy(np.array(bytearray(text), np.uint8))
 
 
 def state_from(

@@ -40,36 +40,6 @@ Dense = Callable[[str, Tensor], bool] | Collection[str]
 VERSION: Final = 1
 
 
-class ParameterNames:
-    """The parameters' names, or, while none are set, numbers in the order in which they are met:
-    the same in every run of a model, if all are met in the first step.
-    """
-
-    def __init__(self) -> None:
-        self._keys: dict[Tensor, str] = {}
-        self._known = False
-
-    def set(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
-        self._keys = {parameter: name for name, parameter in named_parameters}
-        self._known = True
-
-    def keys(self, parameters: Iterable[Tensor]) -> list[str]:
-        out = []
-        for parameter in parameters:
-            if parameter not in self._keys:
-                if self._known:
-                    raise TrainingError(
-                        f"a parameter of shape {tuple(parameter.shape)} has a gradient but isn't "
-                        f"one of named_parameters; give those of the model that DDP wraps"
-                    )
-                self._keys[parameter] = str(len(self._keys))
-            out.append(self._keys[parameter])
-        return out
-
-    def say(self, key: str) -> str:
-        return repr(key) if self._known else f"parameter {key}"
-
-
 class ARCTopKState:
     """Compressor of gradients by ARC-Top-K, with a memory of values that were not delivered.
 
@@ -152,11 +122,17 @@ class ARCTopKState:
         self._init_process_state()
         if named_parameters is not None:
             self.name(named_parameters)
-        elif not callable(dense):
-            _check_no_names(dense)
+        elif not callable(dense) and dense:
+            raise OptionError(
+                f"dense has names ({', '.join(sorted(dense)[:3])}), wanted named_parameters="
+                f"model.named_parameters() beside them, or a function"
+            )
 
     def _init_process_state(self) -> None:
-        self._names = ParameterNames()
+        self._keys: dict[Tensor, str] = {}
+        """Names of parameters; while none are set, numbers in the order in which they are met: the
+        same in every run of a model, if all are met in the first step."""
+        self._named = False
         self._collectives: Collectives | None = None
         """Once the ranks' arguments have been compared."""
         self._worker: ThreadPoolExecutor | None = None
@@ -174,7 +150,7 @@ class ARCTopKState:
             OptionError: ``dense`` has a name that no parameter has.
         """
         pairs = list(named_parameters)
-        self._names.set(pairs)
+        self._keys, self._named = {parameter: name for name, parameter in pairs}, True
         if not callable(self._dense):
             unknown = self._dense - {name for name, _ in pairs}
             if unknown:
@@ -269,16 +245,14 @@ class ARCTopKState:
             self._mean_whole(collectives, gradients, flat)
             return
         found = [self._bucket_gradient(*pair) for pair in zip(keys, gradients, strict=True)]
-        if self._formed_wider(gradients[0]):
+        settings = self.settings
+        keeps_mean = RULES[settings.error_feedback].keeps_mean
+        if keeps_mean and gradients[0].element_size() < 4 and settings.wire is None:
+            # Means are formed in float32 (_like_sent), which so travels in as few bytes. What
+            # rounding takes counts as not delivered.
             collectives = Collectives(self.process_group, wire=Wire.of("bf16"))
         residuals = self._memory.residuals
-        BucketStep(found, self.settings, collectives, residuals, self._counts, self.iter).run()
-
-    def _formed_wider(self, gradient: Tensor) -> bool:
-        """True if means of a narrow type are formed in float32, which then travels in as few bytes
-        where that can be told: what rounding takes counts as not delivered."""
-        keeps_mean = RULES[self.settings.error_feedback].keeps_mean
-        return keeps_mean and gradient.element_size() < 4 and self.settings.wire is None
+        BucketStep(found, settings, collectives, residuals, self._counts, self.iter).run()
 
     def _mean_whole(
         self, collectives: Collectives, gradients: Sequence[Tensor], flat: Tensor | None
@@ -312,19 +286,19 @@ class ARCTopKState:
         if gradient.layout is not torch.strided or not gradient.is_floating_point():
             kind = gradient.dtype if gradient.layout is torch.strided else gradient.layout
             raise UnsupportedError(
-                f"the gradient of {self._names.say(key)} is {kind}, wanted a dense one of floats; "
+                f"the gradient of {self._say(key)} is {kind}, wanted a dense one of floats; "
                 f"make an embedding with sparse=False"
             )
         shape = tuple(gradient.shape)
         if not is_dense(shape, gradient.stride()):
             raise UnsupportedError(
-                f"the gradient of {self._names.say(key)} is of shape {shape} and stride "
+                f"the gradient of {self._say(key)} is of shape {shape} and stride "
                 f"{gradient.stride()}, which leaves gaps; give a .contiguous() one"
             )
         known = self._memory.shapes.setdefault(key, shape)
         if known != shape:
             raise TrainingError(
-                f"the gradient of {self._names.say(key)} is of shape {shape}, and was {known} "
+                f"the gradient of {self._say(key)} is of shape {shape}, and was {known} "
                 f"before; make a new ARCTopKState for a changed model, or call reset()"
             )
 
@@ -333,7 +307,7 @@ class ARCTopKState:
         memory = None if shape is None else self._memory.of(key)
         if memory is not None:
             memory.move(gradient.device)
-        return BucketGradient(key, self._names.say(key), gradient, shape, memory)
+        return BucketGradient(key, self._say(key), gradient, shape, memory)
 
     def matrix_shape(self, key: str, gradient: Tensor) -> MatrixShape | None:
         """Return the shape of the matrix as which a gradient is compressed.
@@ -392,8 +366,24 @@ class ARCTopKState:
 
         Returns:
             Their names; without names, numbers in the order of first use.
+
+        Raises:
+            TrainingError: A parameter isn't one of the ``named_parameters``.
         """
-        return self._names.keys(parameters)
+        out = []
+        for parameter in parameters:
+            if parameter not in self._keys:
+                if self._named:
+                    raise TrainingError(
+                        f"a parameter of shape {tuple(parameter.shape)} has a gradient but isn't "
+                        f"one of named_parameters; give those of the model that DDP wraps"
+                    )
+                self._keys[parameter] = str(len(self._keys))
+            out.append(self._keys[parameter])
+        return out
+
+    def _say(self, key: str) -> str:
+        return repr(key) if self._named else f"parameter {key}"
 
     def start(self, work: Callable[[], None]) -> Future[None]:
         """Run ``work`` in this state's thread, after earlier work, with the caller's options.
@@ -435,13 +425,15 @@ class ARCTopKState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state, which it loads again at the same number of ranks."""
+        return {**self._identity(), "iter": self.iter, **self._memory.state_dict()}
+
+    def _identity(self) -> dict[str, Any]:
+        """What must be the same where a state is loaded."""
         return {
             "version": VERSION,
-            "iter": self.iter,
             "world": dist.get_world_size(self.process_group) if dist.is_initialized() else None,
             "error_feedback": self.settings.error_feedback,
             "method": self.settings.method,
-            **self._memory.state_dict(),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -454,14 +446,9 @@ class ARCTopKState:
             CheckpointError: The state is of another rule, method or number of ranks. Nothing has
                 changed.
         """
-        mine = {
-            "version": VERSION,
-            "error_feedback": self.settings.error_feedback,
-            "method": self.settings.method,
-        }
-        if dist.is_initialized() and state_dict.get("world") is not None:
-            mine["world"] = dist.get_world_size(self.process_group)
-        for name, value in mine.items():
+        for name, value in self._identity().items():
+            if name == "world" and None in (value, state_dict.get(name)):
+                continue  # one of them has been without ranks
             if name not in state_dict or state_dict[name] != value:
                 raise CheckpointError(
                     f"the state's {name} is {state_dict.get(name)!r}, wanted {value!r}: errors are "
@@ -474,7 +461,7 @@ class ARCTopKState:
         self._collectives = None
 
     def __getstate__(self) -> dict[str, Any]:
-        live = {"process_group", "_names", "_collectives", "_worker"}
+        live = {"process_group", "_keys", "_named", "_collectives", "_worker"}
         return {name: value for name, value in self.__dict__.items() if name not in live}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -489,11 +476,3 @@ def _in_order_of_indices(gradient: Tensor) -> Tensor:
         return gradient
     dense = is_dense(tuple(gradient.shape), gradient.stride())
     return gradient.contiguous() if dense else gradient
-
-
-def _check_no_names(dense: Collection[str]) -> None:
-    if dense:
-        raise OptionError(
-            f"dense has names ({', '.join(sorted(dense)[:3])}), wanted named_parameters="
-            f"model.named_parameters() beside them, or a function"
-        )

@@ -50,7 +50,8 @@ class ErrorMemory:
     keeps_mean: ClassVar[bool] = False
     """Whether it adds up means, in which rounding would add up as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, momentum: float = 1.0) -> None:
+        self._momentum = momentum  # that of the rule ``ef21m``
         self.tensors: dict[str, Tensor] = {}
         self._before: dict[str, Tensor] | None = None
         """The tensors at :meth:`hold`, except for rows of them; None unless held."""
@@ -189,10 +190,6 @@ class EF21MMemory(EF21Memory):
 
     names: ClassVar[tuple[str, ...]] = ("own", "all", "average")
 
-    def __init__(self, momentum: float) -> None:
-        super().__init__()
-        self._momentum = momentum
-
     def parts(self, gradient: Tensor) -> Parts:
         eta = self._momentum
         parts = [(gradient, eta), (self.tensors["own"], -1.0)]
@@ -220,8 +217,7 @@ RULES: Final[Mapping[str, type[ErrorMemory]]] = {
 
 
 def memory_of(rule: str, momentum: float = 1.0) -> ErrorMemory:
-    kind = RULES[rule]
-    return EF21MMemory(momentum) if kind is EF21MMemory else kind()
+    return RULES[rule](momentum)
 
 
 @dataclass

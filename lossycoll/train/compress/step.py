@@ -8,7 +8,7 @@ values.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
@@ -144,31 +144,6 @@ class BucketGradient:
             as_matrix(self.tensor, MatrixShape(*self.matrix.shape)).copy_(self.matrix)
 
 
-@dataclass(frozen=True, slots=True)
-class GradientSpan:
-    """One gradient's elements of a vector in which the ranks' gradients travel."""
-
-    gradient: BucketGradient  # whose they are
-    begin: int  # the first of them
-    end: int  # after the last
-
-    def of(self, flat: Tensor) -> Tensor:
-        return flat[..., self.begin : self.end]
-
-
-def spans_of(sizes: Iterable[tuple[BucketGradient, int]], begin: int = 0) -> list[GradientSpan]:
-    """Spans of gradients one after another from ``begin``, given each one's number of elements."""
-    spans = []
-    for gradient, size in sizes:
-        spans.append(GradientSpan(gradient, begin, begin + size))
-        begin += size
-    return spans
-
-
-def end_of(spans: Sequence[GradientSpan]) -> int:
-    return spans[-1].end if spans else 0
-
-
 @torch.no_grad()
 def mean_whole(flat: Tensor, collectives: Collectives, counts: TrafficCounts) -> None:
     counts.whole += flat.numel()
@@ -240,46 +215,40 @@ class BucketStep:
         and one flag for all that is sent whole. A flag is NaN where something isn't finite.
         """
         dim = self._settings.sketch_size
-        spans = spans_of((g, max(1, dim * len(g.matrix))) for g in self._in_rows)
-        end = end_of(spans)
+        sizes = [max(1, dim * len(gradient.matrix)) for gradient in self._in_rows]
         # In an exact mean NaN shows by itself, but only after memories have changed.
         flagged = bool(self._whole) and (not self._exact or self._raises)
         like = self._gradients[0].matrix
-        vector = like.new_empty(end + flagged, dtype=self._settings.sketch_dtype)
+        vector = like.new_empty(sum(sizes) + flagged, dtype=self._settings.sketch_dtype)
         if not len(vector):
             return
-        if dim:
-            self._sketch(spans, vector, dim)
-        else:
-            for span in spans:
-                span.of(vector).fill_(_nonfinite_flag(span.gradient.matrix))
+        found = list(zip(self._in_rows, torch.split(vector[: sum(sizes)], sizes), strict=True))
+        if dim and found:
+            widest = max(gradient.matrix.shape[1] for gradient in self._in_rows)
+            draw = selection.generator(self._settings.seed, self._step)
+            v = selection.directions(widest, dim, draw, like)
+        for gradient, part in found:
+            if dim:
+                columns = gradient.matrix.shape[1]
+                part.copy_(selection.sketch(gradient.parts, v[:, :columns]).view(-1))
+            else:
+                part.fill_(_nonfinite_flag(gradient.matrix))
         if flagged:
             vector[-1] = sum(_nonfinite_flag(gradient.matrix) for gradient in self._whole)
         self._collectives.all_reduce(vector).wait()
         check_members(self._collectives)
-        self._counts.sketch += end if dim else 0
+        self._counts.sketch += sum(sizes) if dim else 0
         self._counts.flags += flagged if dim else len(vector)
         self._counts.bytes += vector.numel() * vector.element_size()
         if not bool(vector.isfinite().all()):
-            for span in spans:
-                span.gradient.nonfinite = not bool(span.of(vector).isfinite().all())
+            for gradient, part in found:
+                gradient.nonfinite = not bool(part.isfinite().all())
             for gradient in self._whole:
                 gradient.nonfinite = flagged and not bool(vector[-1].isfinite())
             self._refuse_nonfinite()
-        for span in spans:
-            if not span.gradient.nonfinite:
-                span.gradient.index = self._best_rows(span.gradient, span.of(vector))
-
-    def _sketch(self, spans: Sequence[GradientSpan], vector: Tensor, dim: int) -> None:
-        if not spans:
-            return
-        widest = max(span.gradient.matrix.shape[1] for span in spans)
-        draw = selection.generator(self._settings.seed, self._step)
-        v = selection.directions(widest, dim, draw, spans[0].gradient.matrix)
-        for span in spans:
-            columns = span.gradient.matrix.shape[1]
-            found = selection.sketch(span.gradient.parts, v[:, :columns])
-            span.of(vector).copy_(found.view(-1))
+        for gradient, part in found:
+            if not gradient.nonfinite:
+                gradient.index = self._best_rows(gradient, part)
 
     def _best_rows(self, gradient: BucketGradient, summed: Tensor) -> Tensor:
         rows = len(gradient.matrix)
@@ -310,35 +279,36 @@ class BucketStep:
     # ---- what is sent ----
 
     def _average(self, chosen: Sequence[BucketGradient]) -> None:
-        rows = spans_of((gradient, gradient.selected) for gradient in chosen)
-        whole = spans_of(((g, g.matrix.numel()) for g in self._whole), end_of(rows))
-        end = end_of(whole) or end_of(rows)
+        rows = [gradient.selected for gradient in chosen]
+        sizes = [*rows, *(gradient.matrix.numel() for gradient in self._whole)]
+        end = sum(sizes)
         if not end:
             return
         sent = padded(self._collectives, end, self._like)
-        for span in rows:
-            span.gradient.select(span.of(sent))
-        for span in whole:
-            if span.gradient.nonfinite:
-                span.of(sent).zero_()  # in few bits it would spoil its neighbours
-                continue
-            span.of(sent).copy_(_within(self._whole_of(span.gradient), sent.dtype))
+        parts = torch.split(sent[:end], sizes)
+        for gradient, part in zip(chosen, parts[: len(rows)], strict=True):
+            gradient.select(part)
+        for gradient, part in zip(self._whole, parts[len(rows) :], strict=True):
+            if gradient.nonfinite:
+                part.zero_()  # in few bits it would spoil its neighbours
+            else:
+                part.copy_(_within(self._whole_of(gradient), sent.dtype))
         feedback = self._settings.error_feedback != "none"
         averaged = mean(self._collectives, sent, feedback=feedback)
-        delivered = averaged.delivered
-        self._count(end_of(rows), end, sent, averaged)
-        for span in (*rows, *whole):
-            gradient = span.gradient
+        self._count(sum(rows), end, sent, averaged)
+        delivered, used = (
+            torch.split(flat[:end], sizes) for flat in (averaged.delivered, averaged.values)
+        )
+        ended = list(zip([*chosen, *self._whole], delivered, used, strict=True))
+        for gradient, _, part in ended:
             if self._raises or (gradient.memory is not None and not gradient.sends_rows):
-                gradient.nonfinite |= not bool(span.of(averaged.values).isfinite().all())
+                gradient.nonfinite |= not bool(part.isfinite().all())
         self._refuse_nonfinite()  # before anything is remembered
-        for span in rows:
-            gradient = span.gradient
-            own = gradient.rows_of(gradient.index, span.of(delivered))
-            used = gradient.rows_of(gradient.index, span.of(averaged.values))
-            gradient.error_memory.update(own, [used], gradient.matrix)
-        for span in whole:
-            self._use_whole(span, sent, delivered, averaged)
+        for gradient, own, part in ended[: len(rows)]:
+            arrived, means = (gradient.rows_of(gradient.index, each) for each in (own, part))
+            gradient.error_memory.update(arrived, [means], gradient.matrix)
+        for gradient, own, part in ended[len(rows) :]:
+            self._use_whole(gradient, own, part, all_arrived=averaged.delivered is sent)
 
     def _whole_of(self, gradient: BucketGradient) -> Tensor:
         """What is to be sent of a gradient that is sent whole, (n,), and what was lost of it."""
@@ -347,19 +317,20 @@ class BucketStep:
             return values
         return values + residual.to(values.device)  # one that was loaded may be elsewhere
 
-    def _use_whole(self, span: GradientSpan, sent: Tensor, delivered: Tensor, mean: Mean) -> None:
+    def _use_whole(
+        self, gradient: BucketGradient, delivered: Tensor, used: Tensor, *, all_arrived: bool
+    ) -> None:
         """The mean of what was sent whole is used, and what was lost of it is kept."""
-        gradient, used = span.gradient, span.of(mean.values)
         matrix, memory = gradient.matrix, gradient.memory
         if not gradient.nonfinite:
             if memory is not None:
-                parts = (part.view(matrix.shape) for part in (span.of(delivered), used))
+                parts = (part.view(matrix.shape) for part in (delivered, used))
                 memory.initialize(matrix, *(part.to(matrix.dtype) for part in parts))
             elif self._settings.error_feedback != "none":
-                if mean.delivered is sent:
+                if all_arrived:
                     self._residuals.pop(gradient.key, None)
                 else:
-                    self._residuals[gradient.key] = self._whole_of(gradient) - span.of(delivered)
+                    self._residuals[gradient.key] = self._whole_of(gradient) - delivered
         if gradient.nonfinite and not self._exact:
             matrix.fill_(math.nan)
         else:
@@ -376,25 +347,23 @@ class BucketStep:
         """Each rank's own rows of ``chosen`` and their indices go to all; nothing is lost."""
         if not chosen:
             return
-        rows = spans_of((gradient, gradient.selected) for gradient in chosen)
-        places = spans_of((gradient, len(gradient.index)) for gradient in chosen)
-        values = self._gradients[0].tensor.new_empty(end_of(rows))
-        for span in rows:
-            span.gradient.select(span.of(values))
+        sizes = [gradient.selected for gradient in chosen]
+        values = self._gradients[0].tensor.new_empty(sum(sizes))
+        own = torch.split(values, sizes)
+        for gradient, part in zip(chosen, own, strict=True):
+            gradient.select(part)
         indices = torch.cat([gradient.index for gradient in chosen]).int()
-        all_values = self._collectives.all_gather(values)
-        all_indices = self._collectives.all_gather(indices)
-        self._counts.rows += end_of(rows)
-        self._counts.indices += end_of(places)
-        self._counts.bytes += values.numel() * values.element_size() + 4 * end_of(places)
-        for span, place in zip(rows, places, strict=True):
-            gradient, world = span.gradient, self._collectives.world
-            applied = [
-                _mean_of(gradient.rows_of(place.of(index).long(), span.of(found)), world)
-                for index, found in zip(all_indices, all_values, strict=True)
-            ]
-            own = gradient.rows_of(gradient.index, span.of(values))
-            gradient.error_memory.update(own, applied, gradient.matrix)
+        all_values = torch.split(self._collectives.all_gather(values), sizes, dim=1)
+        counts = [len(gradient.index) for gradient in chosen]
+        all_indices = torch.split(self._collectives.all_gather(indices), counts, dim=1)
+        self._counts.rows += len(values)
+        self._counts.indices += len(indices)
+        self._counts.bytes += values.numel() * values.element_size() + 4 * len(indices)
+        for gradient, part, *found in zip(chosen, own, all_indices, all_values, strict=True):
+            rows = [gradient.rows_of(i.long(), each) for i, each in zip(*found, strict=True)]
+            applied = [RowSum(each.index, each.values / self._collectives.world) for each in rows]
+            sent = gradient.rows_of(gradient.index, part)
+            gradient.error_memory.update(sent, applied, gradient.matrix)
 
 
 def _like_sent(gradient: BucketGradient, settings: ARCTopKSettings) -> Tensor:
@@ -409,10 +378,6 @@ def _within(values: Tensor, dtype: torch.dtype) -> Tensor:
         return values
     limits = torch.finfo(dtype)
     return values.clamp(limits.min, limits.max)
-
-
-def _mean_of(rows: RowSum, world: int) -> RowSum:
-    return RowSum(rows.index, rows.values / world)
 
 
 def _nonfinite_flag(tensor: Tensor) -> float:

@@ -24,9 +24,8 @@ from lossycoll.errors import LinkError, LossyError, OptionError, UnsupportedErro
 from lossycoll.options.ranges import is_whole
 from lossycoll.train.common.collectives import BlockGather, Collectives
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
-from lossycoll.train.common.delivery import Recovery
+from lossycoll.train.common.delivery import Mask, Recovery
 from lossycoll.train.common.models import in_memory_order, steps_of
-from lossycoll.train.common.staleness import Mask
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
 from .slices import (
@@ -43,6 +42,7 @@ from .slices import (
 BLOCKS: Final = 256  # so many in a row are lost once in 5e11 times, at 90% loss
 SWEEPS: Final = 2
 KNOWN_STEPS: Final = 2
+log: Final = logging.getLogger("lossycoll")
 
 
 class SilentOwners:
@@ -51,7 +51,7 @@ class SilentOwners:
     def __init__(self, rank: int, world: int, period: int) -> None:
         self._rank = rank
         self._period = period
-        self._since = np.full(world, np.nan)
+        self.since = np.full(world, np.inf)  # when one last arrived, at first the first step's time
         self.blocks = np.zeros(world, np.int64)  # blocks that were lost since, by owner
         self.steps = np.zeros(world, np.int64)  # steps since, by owner
 
@@ -59,11 +59,7 @@ class SilentOwners:
         came = arrived.any(axis=1) | (np.arange(len(arrived)) == self._rank)
         self.blocks = np.where(came, 0, self.blocks + arrived.shape[1])
         self.steps = np.where(came, 0, self.steps + 1)
-        self._since = np.where(came, now, self._since)
-        self._since = np.where(np.isnan(self._since), now, self._since)
-
-    def last_arrival(self, owner: int) -> float:
-        return float(self._since[owner])
+        self.since = np.where(came, now, np.minimum(self.since, now))
 
     def dead(self, now: float, link_timeout: float, known: Collection[int] = ()) -> list[int]:
         """Ranks of owners of whom nothing arrived in SWEEPS sweeps, BLOCKS blocks and the timeout.
@@ -71,15 +67,12 @@ class SilentOwners:
         A link that is away for less has only lost much. Links in ``known``, which the engine has
         found dead, need not be waited for through so many steps.
         """
-        silent = (self.steps >= SWEEPS * self._period) & (now - self._since >= link_timeout)
+        silent = (self.steps >= SWEEPS * self._period) & (now - self.since >= link_timeout)
         silent &= self.blocks >= BLOCKS
         for owner in known:
-            away = now - self._since[owner] >= link_timeout
+            away = now - self.since[owner] >= link_timeout
             silent[owner] |= away and self.steps[owner] >= KNOWN_STEPS
         return [int(owner) for owner in np.flatnonzero(silent)]
-
-
-log: Final = logging.getLogger("lossycoll")
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +83,6 @@ class _Span:
     staged: Tensor  # in the staging memory, which the owner's values overwrite
     before: Tensor  # this rank's values when they were staged
     owner: int  # the rank whose values all take
-
-
-@dataclass(frozen=True, eq=False)
-class _UnderWay:
-    gather: BlockGather
-    theirs: list[_Span]  # spans of it that other ranks own
 
 
 class DriftBound:
@@ -146,7 +133,8 @@ class DriftBound:
         repair: int | None = None,
         state: bool = False,
     ) -> None:
-        _check("period", period, 1, 1 << 20)
+        if not is_whole(period, 1, 1 << 20):
+            raise OptionError(f"period is {period!r}, wanted an integer, 1 to {1 << 20}")
         recovery = Recovery.of(max_missing, repair)
         optimizer = steps_of(optimizer, "DriftBound")
         if isinstance(optimizer, ShardedOptimizer):
@@ -163,7 +151,8 @@ class DriftBound:
         self._wanted_group = group
         self._recovery = recovery
         self._state = state
-        self._under_way: _UnderWay | None = None
+        self._under_way: tuple[BlockGather, list[_Span]] | None = None
+        """A gather, and the spans of it that other ranks own."""
         self._asked_for: BlockGather | None = None
         """The last gather, whose result is here. Others may still ask for what is staged."""
         self._lay_out()
@@ -171,8 +160,7 @@ class DriftBound:
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
         )
-        self._warned_of_nonfinite = False
-        self._warned_of_changes = False
+        self._warned: set[str] = set()
         self._undo: Callable[[], None] | None = None
         if self._collectives.lossy is not None:
             self._undo = self._collectives.lossy.lossy_recover(
@@ -197,15 +185,21 @@ class DriftBound:
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
-        arrived = under_way.gather.wait_result()
-        self._asked_for = under_way.gather
+        gather, theirs = under_way
+        arrived = gather.wait_result()
+        self._asked_for = gather
         self._check_owners(arrived)
-        theirs = under_way.theirs
         if not theirs:
             return
         changed = sum(self._keep_own(span) for span in theirs)
         if 2 * changed > sum(span.own.numel() for span in theirs):
-            self._warn_of_changes()
+            self._warn_once(
+                "%s: most of the parameters that DriftBound sent after step %d were changed before "
+                "the next one, and stay as they are: replicas that are changed so at each step are "
+                "not kept together; change parameters in a hook of "
+                "optimizer.register_step_post_hook that is registered before DriftBound, or call "
+                "its finish() first"
+            )
         torch._foreach_copy_([span.own for span in theirs], [span.staged for span in theirs])
 
     def detach(self) -> None:
@@ -238,10 +232,6 @@ class DriftBound:
 
     # ---- the slices ----
 
-    def _sources(self) -> list[Source]:
-        holdings = stepped(self._model, self._optimizer, self._wanted_group)
-        return sources_of(holdings, self._optimizer, state=self._state)
-
     def _lay_out(self) -> None:
         """Cuts what there is now into slices. All ranks do so at the same step."""
         holdings = stepped(self._model, self._optimizer, self._wanted_group)
@@ -273,7 +263,9 @@ class DriftBound:
     def _changed(self, number: int) -> bool:
         """True if slice ``number`` differs from the layout. Additions are seen by the first one."""
         if number == 0:
-            now = [source.identity for source in self._sources()]
+            holdings = stepped(self._model, self._optimizer, self._wanted_group)
+            sources = sources_of(holdings, self._optimizer, state=self._state)
+            now = [source.identity for source in sources]
             if now != [source.identity for source, _ in self._laid_out]:
                 return True
         touched = {piece.tensor for chunk in self._slices.of(number) for piece in chunk}
@@ -300,7 +292,7 @@ class DriftBound:
         if self._collectives.world > 1 and not self._slices.empty(number):
             self._under_way = self._send(number, sweep)
 
-    def _send(self, number: int, sweep: int) -> _UnderWay:
+    def _send(self, number: int, sweep: int) -> tuple[BlockGather, list[_Span]]:
         """Stages a slice, this rank's own values everywhere, and starts to gather it: what is lost
         leaves what was there."""
         asked_for, self._asked_for = self._asked_for, None
@@ -311,7 +303,7 @@ class DriftBound:
         torch._foreach_copy_([span.staged for span in spans], own)
         torch._foreach_copy_([span.before for span in spans], own)
         gather = self._collectives.all_gather_blocks(self._staging)
-        return _UnderWay(gather, [span for span in spans if span.owner != self._collectives.rank])
+        return gather, [span for span in spans if span.owner != self._collectives.rank]
 
     def _spans(self, number: int, sweep: int) -> list[_Span]:
         chunk_bytes = self._slices.chunk_bytes
@@ -340,59 +332,35 @@ class DriftBound:
         if bool(wanted.all()):
             return 0
         torch.where(wanted, span.staged, span.own, out=span.staged)
-        if not self._warned_of_nonfinite and not bool(finite.all()):
-            self._warned_of_nonfinite = True
-            log.warning(
+        if not bool(finite.all()):
+            self._warn_once(
                 "%s: a replica holds NaN or infinity, which DriftBound doesn't spread: the "
                 "other ranks keep their own values (step %d); lower the learning rate, clip, or "
-                "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler with float16",
-                self._collectives,
-                self.steps,
+                "use torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler with float16"
             )
         return int((~same).sum())
 
-    def _warn_of_changes(self) -> None:
-        if self._warned_of_changes:
-            return
-        self._warned_of_changes = True
-        log.warning(
-            "%s: most of the parameters that DriftBound sent after step %d were changed before the "
-            "next one, and stay as they are: replicas that are changed so at each step are not "
-            "kept together; change parameters in a hook of optimizer.register_step_post_hook that "
-            "is registered before DriftBound, or call its finish() first",
-            self._collectives,
-            self.steps,
-        )
+    def _warn_once(self, text: str) -> None:
+        if text not in self._warned:
+            self._warned.add(text)
+            log.warning(text, self._collectives, self.steps)
 
     def _check_owners(self, arrived: Mask) -> None:
-        group = self._collectives.lossy
-        if group is None:
+        here, silent = self._collectives, self._silent
+        if here.lossy is None:
             return
         now = time.monotonic()
-        self._silent.note(arrived, now)
-        lost = self._collectives.known_lost()
-        known = (
-            [p.rank for p in group.lossy_stats().peers if p.link_is_dead]
-            if any(self._silent.steps)
-            else []
-        )
-        for peer in self._silent.dead(now, group.lossy_options().link_timeout, known):
-            if peer not in lost:
-                raise self._dead_link(peer, now)
-
-    def _dead_link(self, peer: int, now: float) -> LinkError:
-        silent = self._silent
-        return LinkError(
-            f"{self._collectives}: of {silent.blocks[peer]} packets of parameters "
-            f"that {self._collectives.peer(peer)} sent in the last {silent.steps[peer]} steps "
-            f"(period {self.period}) none has come for {now - silent.last_arrival(peer):.3g} s, so "
-            f"DriftBound no longer keeps this replica together with that one: that link is dead, "
-            f"or loses everything; repair it, or restart without that rank from the last "
-            f"checkpoint",
-            peer=peer,
-        )
-
-
-def _check(name: str, value: object, low: int, high: int) -> None:
-    if not is_whole(value, low, high):
-        raise OptionError(f"{name} is {value!r}, wanted an integer, {low} to {high}")
+        silent.note(arrived, now)
+        if not silent.steps.any():
+            return
+        known = [peer.rank for peer in here.lossy.lossy_stats().peers if peer.link_is_dead]
+        dead = silent.dead(now, here.lossy.lossy_options().link_timeout, known)
+        for peer in sorted(set(dead).difference(here.known_lost())):
+            raise LinkError(
+                f"{here}: of {silent.blocks[peer]} packets of parameters that {here.peer(peer)} "
+                f"sent in the last {silent.steps[peer]} steps (period {self.period}) none has come "
+                f"for {now - silent.since[peer]:.3g} s, so DriftBound no longer keeps this replica "
+                f"together with that one: that link is dead, or loses everything; repair it, or "
+                f"restart without that rank from the last checkpoint",
+                peer=peer,
+            )

@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lossycoll.errors import PeerLostError
 from lossycoll.runtime.world import metrics
-from lossycoll.train.common.collectives import Collectives
+from lossycoll.train.common.collectives import Collectives, formed_alike
 from lossycoll.train.common.consistency import PARAMETERS_DIFFER, Agreement, as_line, check_same
 from lossycoll.train.common.models import (
     Groups,
@@ -26,7 +25,6 @@ from lossycoll.train.common.models import (
 )
 
 BATCH: Final = 1 << 20  # elements that are compared at a time; memory is a few doubles for each
-ATTEMPTS: Final = 8
 
 
 @dataclass(frozen=True)
@@ -145,26 +143,24 @@ def _sums(holdings: Sequence[Holding]) -> tuple[list[float], float]:
 def _sums_of_kind(
     tensors: list[Tensor], copies: Sequence[Collectives], rest: Sequence[Collectives], exact: bool
 ) -> tuple[list[float], list[float]]:
-    """Sums of tensors that are spread alike. Done again where a rank was lost meanwhile: some may
-    have been with it and others without."""
-    device = tensors[0].device
-    for _ in range(ATTEMPTS):
-        before = [each.agreed_survivors(device) for each in copies]
+    """Sums of tensors that are spread alike."""
+
+    def compared() -> Tensor:
         sums = _compare(tensors, copies, exact)
         for each in copies:
             each.all_reduce(sums[0]).wait()
-        after = [each.survivors_by_now(device) for each in copies]
-        if before == after:
-            break
-    else:
-        raise PeerLostError(
-            f"ranks were lost during each of {ATTEMPTS} attempts to compare replicas, so the "
-            f"figure would be wrong; call measure_drift again when ranks are no longer lost"
-        )
-    replicas = math.prod(after)
-    for each, survivors in zip(copies, after, strict=True):
-        sums[0] *= survivors / each.world  # a sum stands for all ranks, lost or not
-    sums[0] *= 2 / max(1, replicas - 1)
+        return sums
+
+    sums = formed_alike(
+        copies,
+        tensors[0].device,
+        compared,
+        "to compare replicas, so the figure would be wrong; call measure_drift again when ranks "
+        "are no longer lost",
+    )
+    for each in copies:
+        sums[0] *= each.survivors / each.world  # a sum stands for all ranks, lost or not
+    sums[0] *= 2 / max(1, math.prod(each.survivors for each in copies) - 1)
     for each in rest:
         # Added up in one order everywhere.
         sums = each.all_gather(sums.reshape(-1)).sum(0).view_as(sums)
@@ -188,12 +184,11 @@ def _compare(tensors: list[Tensor], copies: Sequence[Collectives], exact: bool) 
             _to_mean(rounding, copies)
             off -= rounding
             mean += rounding
-        begin = 0
-        for (number, _), span in zip(batch, spans, strict=True):
-            here = slice(begin, begin + span.numel())
-            sums[0, number] += off[here].square().sum()
-            sums[1, number] += mean[here].square().sum()
-            begin += span.numel()
+        sizes = [span.numel() for span in spans]
+        parts = zip(batch, torch.split(off, sizes), torch.split(mean, sizes), strict=True)
+        for (number, _), distance, common in parts:
+            sums[0, number] += distance.square().sum()
+            sums[1, number] += common.square().sum()
     return sums
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from lossycoll.errors import OptionError, TrainingError, UnsupportedError
-from lossycoll.train.common.collectives import Collectives, Work, wait_all
+from lossycoll.train.common.collectives import Collectives, Complete, Work, wait_all
 from lossycoll.train.common.layout import lay_out
 from lossycoll.train.common.models import (
     check_keeps_parameters,
@@ -30,34 +30,18 @@ from lossycoll.train.common.models import (
 from lossycoll.train.sharded.eligibility import spec
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
-Submit: TypeAlias = Callable[[], "Work | None"]
-"""Submits a collective that travels beside the gradients; None if there are no other ranks."""
-
-NO_FLAGS: Final = torch.zeros(0, dtype=torch.float64, device="cpu")
-
-
-def device_of(parameters: Sequence[Parameter]) -> torch.device:
-    return parameters[0].device if parameters else torch.device("cpu")
-
-
-def grad_flags_of(parameters: Sequence[Parameter]) -> Tensor:
-    found = [p.grad is not None for p in parameters]
-    return torch.tensor(found, dtype=torch.float64, device="cpu")
+Submit: TypeAlias = Callable[[], Work]
+"""Submits a collective that travels beside the gradients."""
 
 
 @torch.no_grad()
 def scale_gradients(parameters: Iterable[Parameter], factor: float) -> None:
     if factor == 1.0:
         return
-    dense: list[Tensor] = []
-    for grad in (p.grad for p in parameters):
-        if grad is None:
-            continue
-        if grad.layout is torch.strided:
-            dense.append(grad)
-        else:
-            grad.mul_(factor)
-    if dense:
+    grads = [p.grad for p in parameters if p.grad is not None]
+    for sparse in (grad for grad in grads if grad.layout is not torch.strided):
+        sparse.mul_(factor)
+    if dense := [grad for grad in grads if grad.layout is torch.strided]:
         torch._foreach_mul_(dense, factor)
 
 
@@ -67,22 +51,29 @@ class GradientAveraging:
     collectives: Collectives  # collectives of the ranks that average
     optimizer: ShardedOptimizer | None = None
     """The optimizer that averages the gradients itself, if one does."""
+    counts_gradients = False
+    """Whether the ranks add up how many have a gradient of each parameter."""
 
     @property
     def parameters(self) -> Sequence[Parameter]:
         raise NotImplementedError
 
     @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device if self.parameters else torch.device("cpu")
+
+    @property
     def grad_flags(self) -> Tensor:
-        """1 for each parameter that has a gradient at this rank, float64 (n,); empty if the ranks
-        need not know. :meth:`finish` takes the sums over the ranks.
+        """1 for each parameter that has a gradient at this rank, float64 (n,); empty if uncounted.
+        :meth:`finish` takes the sums over the ranks.
         """
-        return NO_FLAGS
+        found = [p.grad is not None for p in self.parameters] if self.counts_gradients else []
+        return torch.tensor(found, dtype=torch.float64, device="cpu")
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
-    def average(self, submit: Submit) -> Work | None:
+    def average(self, submit: Submit) -> Work:
         """Replaces the gradients by the mean over the ranks; returns what ``submit`` returned."""
         raise NotImplementedError
 
@@ -108,7 +99,7 @@ class ShardedAveraging(GradientAveraging):
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         return self.optimizer.no_sync()
 
-    def average(self, submit: Submit) -> Work | None:
+    def average(self, submit: Submit) -> Work:
         submitted = submit()
         self.optimizer.reduce_gradients()
         return submitted
@@ -121,6 +112,8 @@ class ShardedAveraging(GradientAveraging):
 class ModuleAveraging(GradientAveraging):
     """Averages the gradients of a plain module, in buckets."""
 
+    counts_gradients = True
+
     def __init__(self, model: nn.Module, group: dist.ProcessGroup | None) -> None:
         self._model = model
         self._laid_out: list[Parameter] = []  # the parameters that the buckets were made for
@@ -132,12 +125,8 @@ class ModuleAveraging(GradientAveraging):
     def parameters(self) -> Sequence[Parameter]:
         return [p for p in self._model.parameters() if p.requires_grad]
 
-    @property
-    def grad_flags(self) -> Tensor:
-        return grad_flags_of(self.parameters)
-
     @torch.no_grad()
-    def average(self, submit: Submit) -> Work | None:
+    def average(self, submit: Submit) -> Work:
         submitted = submit()
         if self.collectives.world == 1:
             return submitted
@@ -164,8 +153,7 @@ class ModuleAveraging(GradientAveraging):
     def _lay_out(self) -> None:
         """Makes the buckets, and makes them again if parameters were frozen, unfrozen or added."""
         parameters = self.parameters
-        same = len(parameters) == len(self._laid_out)
-        if same and all(p is q for p, q in zip(parameters, self._laid_out, strict=True)):
+        if list(map(id, parameters)) == list(map(id, self._laid_out)):
             return
         self._laid_out = list(parameters)
         self._flats = []
@@ -175,7 +163,7 @@ class ModuleAveraging(GradientAveraging):
             flat = torch.zeros(bucket.size, dtype=first.dtype, device=first.device)
             self._flats.append(flat)
             for member in bucket.members:
-                views[member.index] = flat.as_strided(member.shape, member.stride, member.begin)
+                views[member.index] = member.view(flat)
         self._views = [views[index] for index in range(len(parameters))]
 
 
@@ -201,6 +189,8 @@ class DdpAveraging(GradientAveraging):
         self._parameters: Sequence[Parameter] = parameters
         self._sparse = [p for p, is_sparse in zip(parameters, sparse, strict=True) if is_sparse]
         self.collectives = Collectives(model.process_group)
+        # Only in a static graph does DDP leave zeros where no rank had a gradient.
+        self.counts_gradients = model.static_graph
         self._finds_unused = model.find_unused_parameters and not model.static_graph
         self._order: _GradientOrder | None = None
         """Watched until DDP has laid its buckets out by it."""
@@ -228,20 +218,15 @@ class DdpAveraging(GradientAveraging):
         scope: contextlib.AbstractContextManager[None] = self._model.no_sync()
         return scope
 
-    def average(self, submit: Submit) -> Work | None:
+    def average(self, submit: Submit) -> Work:
         submitted = self._empty_pass(submit)
         if self._order is not None and self._model._has_rebuilt_buckets:
             self._order.remove()
             self._order = None
         return submitted
 
-    @property
-    def grad_flags(self) -> Tensor:
-        # Only in a static graph does DDP leave zeros where no rank had a gradient.
-        return grad_flags_of(self.parameters) if self._model.static_graph else NO_FLAGS
-
     def finish(self, grad_counts: Tensor, factor: float) -> None:
-        if self._model.static_graph:
+        if self.counts_gradients:
             for parameter, count in zip(self.parameters, grad_counts.tolist(), strict=True):
                 if not count:
                     parameter.grad = None
@@ -253,11 +238,11 @@ class DdpAveraging(GradientAveraging):
         bare = [parameter for parameter in self.parameters if parameter.grad is None]
         for parameter in bare:
             parameter.grad = torch.zeros_like(parameter)
-        self._empty_pass(lambda: None)
+        self._empty_pass(Complete)
         for parameter in bare:
             parameter.grad = None
 
-    def _empty_pass(self, submit: Submit) -> Work | None:
+    def _empty_pass(self, submit: Submit) -> Work:
         """A forward pass of nothing through DDP, and its backward pass. In that, parameters get
         gradients of None: accumulating these changes nothing, but DDP's reducer hears of each."""
         for parameter in self._sparse:
@@ -266,7 +251,7 @@ class DdpAveraging(GradientAveraging):
         parameters = self._ready_order()
         with torch.enable_grad():
             token: Any = torch.zeros((), device=parameters[0].device, requires_grad=True)
-            self._model._pre_forward(token)
+            self._model._pre_forward(token)  # broadcasts buffers, as the first micro-batch does
             submitted = submit()
             if self._order is None:
                 token = _ReadySignal.apply(token, *parameters)  # type: ignore[no-untyped-call]

@@ -19,11 +19,10 @@ from lossycoll.simulate.threshold import Choice, Cut
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
-from .averaging import GradientAveraging, averaging_of, device_of
-from .loop import MicroBatches, Stopwatch
+from .averaging import averaging_of
+from .loop import BatchSource, MicroBatches, PeekingIterator, RequeueSampler, Stopwatch
 from .report import DropReport
 from .runner import StepRunner
-from .source import BatchSource, PeekingIterator, RequeueSampler
 from .threshold import DropSettings
 
 T = TypeVar("T")
@@ -101,7 +100,12 @@ class DropCompute:
             cut=cut,
         )
         averaging = averaging_of(model, group)
-        _check_same(averaging, self._settings)
+        lines = as_lines(self._settings.shared())
+        check_same(
+            [Agreement(averaging.collectives, lines, averaging.device)],
+            "DropCompute is made differently",
+            "all ranks need the same arguments",
+        )
         self._source = BatchSource(micro_batches, requeue)
         devices = {each.device for each in averaging.parameters if each.is_cuda}
         if synchronize is None:
@@ -219,12 +223,3 @@ def _wait_for_kernels(devices: Collection[torch.device]) -> None:
     which end when slower ranks have come to them: that isn't this rank's compute."""
     for device in devices or (None,):
         torch.cuda.current_stream(device).synchronize()
-
-
-def _check_same(averaging: GradientAveraging, settings: DropSettings) -> None:
-    lines = as_lines(settings.shared())
-    check_same(
-        [Agreement(averaging.collectives, lines, device_of(averaging.parameters))],
-        "DropCompute is made differently",
-        "all ranks need the same arguments",
-    )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .threshold import NANO, Table
+from .threshold import Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +81,6 @@ FIELDS: Final = len(fields(StepSums))  # elements of a packed StepSums, before t
 
 
 @dataclass(frozen=True, slots=True)
-class StepOutcome:
-    sums: StepSums  # over the ranks
-    ranks: int  # number of ranks that took part
-    factor: float  # between the mean over the ranks and the mean over the completed micro-batches
-
-
-@dataclass(frozen=True, slots=True)
 class DropStep:
     """One step of :class:`~lossycoll.DropCompute`.
 
@@ -149,8 +142,8 @@ class DropReport:
         return self.total_dropped / wanted if wanted else 0.0
 
 
-def after_step(report: DropReport, record: StepRecord, outcome: StepOutcome) -> DropReport:
-    completed, dropped = round(outcome.sums.completed), round(outcome.sums.dropped)
+def after_step(report: DropReport, record: StepRecord, sums: StepSums, factor: float) -> DropReport:
+    completed, dropped = round(sums.completed), round(sums.dropped)
     return replace(
         report,
         steps=report.steps + 1,
@@ -167,25 +160,21 @@ def after_step(report: DropReport, record: StepRecord, outcome: StepOutcome) -> 
             seconds=record.seconds,
             total_completed=completed,
             total_dropped=dropped,
-            factor=outcome.factor,
+            factor=factor,
         ),
     )
 
 
-SECONDS: Final = ("seconds", "saved", "threshold")
-PACKED: Final = [each.name for each in fields(DropReport) if each.name not in ("rank", "last")]
+PACKED: Final = [each for each in fields(DropReport) if each.name not in ("rank", "last")]
 
 
 def pack(report: DropReport) -> Table:
-    """A report as int64 (PACKED,), seconds in ns, -1 for inf; no rank, no last step."""
-    values = {name: getattr(report, name) for name in PACKED}
-    for name in SECONDS:
-        values[name] = round(values[name] * NANO) if math.isfinite(values[name]) else -1
-    return np.array([values[name] for name in PACKED], np.int64)
+    """A report as numbers (PACKED,): no rank, no last step."""
+    return np.array([getattr(report, each.name) for each in PACKED], np.float64)
 
 
 def unpack(rank: int, row: Table) -> DropReport:
-    values: dict[str, Any] = dict(zip(PACKED, row.tolist(), strict=True))
-    for name in SECONDS:
-        values[name] = values[name] / NANO if values[name] >= 0 else math.inf
+    values: dict[str, Any] = {}
+    for each, value in zip(PACKED, row.tolist(), strict=True):
+        values[each.name] = int(value) if each.type == "int" else value
     return DropReport(rank, **values)

@@ -1,8 +1,8 @@
 """One step from its start to the averaged gradients: hand out, add up, scale, follow up.
 
 Who owns what: the source owns the batches and what is left of them, the watch the clock, the
-threshold what was measured, the averaging the gradients and the group, the guard the open loop, and
-the runner the report.
+threshold what was measured, the averaging the gradients and the group, and the runner the open loop
+and the report.
 """
 
 from __future__ import annotations
@@ -15,50 +15,79 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from lossycoll.errors import MismatchError, PeerLostError, TrainingError
+from lossycoll.train.common.collectives import formed_alike
 
-from .averaging import GradientAveraging, device_of
-from .loop import MicroBatches, Stopwatch
-from .report import FIELDS, DropReport, StepOutcome, StepRecord, StepSums, after_step, pack, unpack
-from .source import BatchSource
+from .averaging import GradientAveraging
+from .loop import BatchSource, MicroBatches, Stopwatch
+from .report import FIELDS, DropReport, StepRecord, StepSums, after_step, pack, unpack
 from .threshold import DropSettings, Table, Threshold
 
+log: Final = logging.getLogger("lossycoll")
 
-class LoopGuard:
-    """Raises TrainingError while a loop is open, or if the averaging at its end has failed.
+T = TypeVar("T")
 
-    It is asked when the next loop begins, and when any optimizer steps that has a parameter whose
-    gradient is averaged.
-    """
+SHORT_STEPS: Final = 3
+"""Steps of one micro-batch in a row after which a given threshold is reported as too low."""
 
-    def __init__(self, averaging: GradientAveraging) -> None:
-        self._averaging = averaging
-        self._loop: weakref.ref[MicroBatches[Any]] | None = None
-        self._failure: BaseException | None = None
+
+class StepRunner:
+    """Starts each step's loop and, when that says so, ends the step."""
+
+    def __init__(
+        self,
+        settings: DropSettings,
+        averaging: GradientAveraging,
+        source: BatchSource,
+        watch: Stopwatch,
+    ) -> None:
+        self.settings = settings
+        self.averaging = averaging
+        self.source = source
+        self.watch = watch
+        self._collectives = averaging.collectives
+        self._device = averaging.device
+        self._loop: weakref.ref[MicroBatches[Any]] | None = None  # the loop that began last
+        self.failure: BaseException | None = None  # of the averaging at its end
         before_step = weakref.WeakMethod(self._before_step)
         hook = register_optimizer_step_pre_hook(
             lambda optimizer, args, kwargs: (found := before_step()) and found(optimizer)
         )
         weakref.finalize(self, hook.remove)
+        self._no_sync = contextlib.ExitStack()
+        """The open loop's scope, in which backward passes send nothing."""
+        self._report = DropReport(self._collectives.rank)
+        self._short_steps = 0
+        self.threshold = Threshold(settings)
+        self.unfinished = False  # whether a rank had more batches when the last step ended
 
-    def loop_began(self, loop: MicroBatches[Any]) -> None:
+    # ---- the start of a step ----
+
+    def start(self, batches: Iterable[T]) -> MicroBatches[T]:
+        self._check_over()
+        self._check_cleared()
+        source = self.source.open(batches)
+        with contextlib.ExitStack() as no_sync:
+            no_sync.enter_context(self.averaging.no_sync())
+            self._start_watch()
+            loop = MicroBatches(self, source)
+            self._no_sync = no_sync.pop_all()
         self._loop = weakref.ref(loop)
+        return loop
 
-    def loop_ended(self) -> None:
-        self._loop = None
+    def _check_over(self) -> None:
+        """Raises TrainingError if a loop is open; or for a failure, once.
 
-    def loop_failed(self, error: BaseException) -> None:
-        self._failure = error
-
-    def check(self) -> None:
-        """Raises TrainingError if a loop is open; or for a failure, once."""
-        rank = self._averaging.collectives
-        failure, self._failure = self._failure, None
+        It is asked when the next loop begins, and when any optimizer steps that has a parameter
+        whose gradient is averaged.
+        """
+        rank = self._collectives
+        failure, self.failure = self.failure, None
         if failure is not None:
             raise TrainingError(
                 f"{rank}: the last step's gradients could not be averaged when its loop was "
@@ -77,76 +106,21 @@ class LoopGuard:
         return loop is not None and not loop.over
 
     def _before_step(self, optimizer: Optimizer) -> None:
-        if self._failure is None and not self._is_open():
+        if self.failure is None and not self._is_open():
             return
-        if optimizer is not self._averaging.optimizer:
-            ours = {id(parameter) for parameter in self._averaging.parameters}
+        if optimizer is not self.averaging.optimizer:
+            ours = {id(parameter) for parameter in self.averaging.parameters}
             stepped = (p for entry in optimizer.param_groups for p in entry["params"])
             if not any(id(parameter) in ours for parameter in stepped):
                 return
-        self.check()
-
-
-log: Final = logging.getLogger("lossycoll")
-
-T = TypeVar("T")
-
-ATTEMPTS: Final = 8
-SHORT_STEPS: Final = 3
-"""Steps of one micro-batch in a row after which a given threshold is reported as too low."""
-
-
-class StepRunner:
-    """Starts each step's loop and, when that says so, ends the step."""
-
-    def __init__(
-        self,
-        settings: DropSettings,
-        averaging: GradientAveraging,
-        source: BatchSource,
-        watch: Stopwatch,
-    ) -> None:
-        self._settings = settings
-        self._averaging = averaging
-        self._collectives = averaging.collectives
-        self._device = device_of(averaging.parameters)
-        self._source = source
-        self._watch = watch
-        self._guard = LoopGuard(averaging)
-        self._no_sync = contextlib.ExitStack()
-        """The open loop's scope, in which backward passes send nothing."""
-        self._report = DropReport(self._collectives.rank)
-        self._short_steps = 0
-        self.threshold = Threshold(settings)
-        self.unfinished = False  # whether a rank had more batches when the last step ended
-
-    # ---- the start of a step ----
-
-    def start(self, batches: Iterable[T]) -> MicroBatches[T]:
-        self._guard.check()
-        self._check_cleared()
-        source = self._source.open(batches)
-        with contextlib.ExitStack() as no_sync:
-            no_sync.enter_context(self._averaging.no_sync())
-            self._start_watch()
-            loop: MicroBatches[T] = MicroBatches(
-                self,
-                source,
-                self._settings.micro_batches,
-                self.threshold.seconds,
-                self._watch,
-                self._averaging.parameters,
-            )
-            self._no_sync = no_sync.pop_all()
-        self._guard.loop_began(loop)
-        return loop
+        self._check_over()
 
     def _check_cleared(self) -> None:
         """Raises TrainingError if the gradients are still those of the last step: they would be
         averaged, and divided by the count, again."""
-        if self._settings.fixed_divisor:
+        if self.settings.fixed_divisor:
             return
-        grads = (parameter.grad for parameter in self._averaging.parameters)
+        grads = (parameter.grad for parameter in self.averaging.parameters)
         for grad in (grad for grad in grads if grad is not None):
             if grad.layout is torch.strided:
                 if grad.any():
@@ -158,10 +132,10 @@ class StepRunner:
                 return
 
     def _start_watch(self) -> None:
-        self.threshold.step_began(self._watch.start())
+        self.threshold.step_began(self.watch.start())
         if self.threshold.due:
             self._measure()
-            self._watch.start()
+            self.watch.start()
 
     def _measure(self) -> None:
         """Takes the threshold from what all ranks have measured."""
@@ -183,23 +157,16 @@ class StepRunner:
 
     # ---- its end ----
 
-    def batch_used(self) -> None:
-        self._source.used_one()
-
-    def loop_failed(self, error: BaseException) -> None:
-        self._guard.loop_failed(error)
-
     def loop_ended(self, loop: MicroBatches[Any]) -> None:
-        self._guard.loop_ended()
         self._no_sync.close()
-        record = loop.record(self._source.wanted)
-        self._source.close(record, loop.returned)
+        record = loop.record(self.source.wanted)
+        self.source.close(record, loop.returned)
         self.threshold.step_ended(record.laps)
-        outcome = self._average(self._addends(record))
-        self._report = after_step(self._report, record, outcome)
-        self.unfinished = outcome.sums.unfinished > 0
+        sums, ranks, factor = self._average(self._addends(record))
+        self._report = after_step(self._report, record, sums, factor)
+        self.unfinished = sums.unfinished > 0
         if self.threshold.measured:
-            self._follow_up(outcome)
+            self._follow_up(sums, ranks)
         else:
             self._warn_of_short_steps(record)
 
@@ -211,57 +178,41 @@ class StepRunner:
             warm_up_left=self.threshold.warm_up_left,
             warm_up_left_squared=self.threshold.warm_up_left**2,
             threshold=_finite(self.threshold.seconds),
-            unfinished=self._source.has_more(),
+            unfinished=self.source.has_more(),
         )
 
-    def _average(self, addends: StepSums) -> StepOutcome:
+    def _average(self, addends: StepSums) -> tuple[StepSums, int, float]:
+        """The sums, the number of ranks that took part, and the factor of the gradients' mean."""
         group = self._collectives
-        own = addends.pack(self._averaging.grad_flags).to(self._device)
+        own = addends.pack(self.averaging.grad_flags).to(self._device)
         packed, before = own.clone(), group.survivors
         # The sums are submitted first and needed last, so they cost no time of their own.
-        submitted = self._averaging.average(
-            lambda: None if group.world == 1 else group.all_reduce(packed)
+        self.averaging.average(lambda: group.all_reduce(packed)).wait()
+        # Where the packet's owner dies meanwhile, a sum of floats is what each rank has by itself.
+        packed = formed_alike(
+            [group],
+            self._device,
+            lambda: group.summed(own.clone()),
+            "to add up the completed micro-batches, so ranks would scale gradients differently; "
+            "restart with those that are left",
+            first=(packed, [before]),
         )
-        if submitted is not None:
-            submitted.wait()
-        packed = self._added_alike(packed, own, before)
         ranks = group.survivors
         # After the loss of a rank a sum of floats is the survivors' mean, times the world.
         sums = StepSums.unpack(packed, ranks / group.world)
         factor = self._factor(sums.completed, ranks)
-        self._averaging.finish(packed[FIELDS:], factor)
-        return StepOutcome(sums, ranks, factor)
-
-    def _added_alike(self, packed: Tensor, own: Tensor, before: int) -> Tensor:
-        """Sums that are the same on all ranks.
-
-        Where the packet's owner dies meanwhile, a sum of floats is what each rank has by itself. So
-        it is formed again, by all ranks, if any was lost since there were ``before`` of them.
-        """
-        group = self._collectives
-        if not group.may_lose_ranks:
-            return packed
-        for _ in range(ATTEMPTS):
-            after = group.survivors_by_now(self._device)
-            if after == before:
-                return packed
-            packed, before = own.clone(), after
-            group.all_reduce(packed).wait()
-        raise PeerLostError(
-            f"{group}: ranks were lost during each of {ATTEMPTS} attempts to add up the completed "
-            f"micro-batches, so ranks would scale gradients differently; restart with those that "
-            f"are left"
-        )
+        self.averaging.finish(packed[FIELDS:], factor)
+        return sums, ranks, factor
 
     def _factor(self, completed: float, ranks: int) -> float:
         """Turns the mean, which is 1 / (M N) of the sum of the gradients of M micro-batches of N
         ranks, into that sum over the number ``completed``."""
-        if self._settings.fixed_divisor or not completed:
+        if self.settings.fixed_divisor or not completed:
             return 1.0
-        return self._settings.micro_batches * ranks / completed
+        return self.settings.micro_batches * ranks / completed
 
-    def _follow_up(self, outcome: StepOutcome) -> None:
-        if outcome.sums.outdated or outcome.sums.warm_up_differs(outcome.ranks):
+    def _follow_up(self, sums: StepSums, ranks: int) -> None:
+        if sums.outdated or sums.warm_up_differs(ranks):
             # Warm-ups differ where a rank was lost while the ranks exchanged their tables.
             self.threshold.restart()
             log.info(
@@ -269,7 +220,7 @@ class StepRunner:
                 self._collectives,
             )
             return
-        own, agreed = _finite(self.threshold.seconds), outcome.sums.threshold / outcome.ranks
+        own, agreed = _finite(self.threshold.seconds), sums.threshold / ranks
         if abs(agreed - own) > 1e-6 * own:
             raise MismatchError(
                 f"{self._collectives}: the threshold is {own:.9g} s here and {agreed:.9g} s on "
@@ -287,7 +238,7 @@ class StepRunner:
                 "DropCompute: it is the only one of %d in each step; wanted: a threshold above "
                 "that of a few micro-batches, or 'auto'",
                 self._collectives, record.laps[0], self.threshold.seconds,
-                self._settings.micro_batches,
+                self.settings.micro_batches,
             )  # fmt: skip
 
     # ---- the report ----
@@ -297,7 +248,7 @@ class StepRunner:
             self._report,
             threshold=self.threshold.seconds,
             choices=self.threshold.choices,
-            clock_jumps=self._watch.jumps,
+            clock_jumps=self.watch.jumps,
         )
 
     def gather_report(self) -> list[DropReport]:
@@ -305,9 +256,10 @@ class StepRunner:
         return [unpack(rank, row) for rank, row in enumerate(rows) if row.any()]
 
     def _gather(self, own: Table) -> Table:
-        """Every rank's table: int64 (world, ...), zeros for a lost rank."""
-        rows = self._collectives.all_gather_survivors(torch.from_numpy(own).to(self._device))
-        found: Table = rows.cpu().numpy()
+        """Every rank's table, (world, ...), zeros for a lost rank: sums of their bits, as integers,
+        lose nothing."""
+        bits = torch.from_numpy(own.view(np.int64)).to(self._device)
+        found: Table = self._collectives.all_gather_survivors(bits).cpu().numpy().view(np.float64)
         return found
 
 

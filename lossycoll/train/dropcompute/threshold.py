@@ -11,6 +11,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, get_args
 
 import numpy as np
@@ -21,18 +22,8 @@ from lossycoll.options.ranges import is_number, is_whole
 from lossycoll.simulate.threshold import Choice, Cut, choose
 from lossycoll.simulate.times import Times
 
-DIVISORS: Final = ("completed", "fixed")
 LEAST: Final = {"micro_batches": 1, "warm_up": 2, "skip": 0, "window": 1}
 """The smallest value of each whole number."""
-SAME_ON_ALL_RANKS: Final = (
-    "micro_batches",
-    "threshold",
-    "drop_rate",
-    "divisor",
-    "warm_up",
-    "skip",
-    "cut",
-)
 
 
 @dataclass(frozen=True)
@@ -53,7 +44,7 @@ class DropSettings:
             value = getattr(self, name)
             if not is_whole(value, least):
                 raise OptionError(f"{name} is {value!r}, wanted a whole number, at least {least}")
-        if self.divisor not in DIVISORS:
+        if self.divisor not in ("completed", "fixed"):
             raise OptionError(f"divisor is {self.divisor!r}, wanted 'completed' or 'fixed'")
         if self.cut not in get_args(Cut):
             raise OptionError(f"cut is {self.cut!r}, wanted one of {', '.join(get_args(Cut))}")
@@ -83,11 +74,12 @@ class DropSettings:
         return self.divisor == "fixed"
 
     def shared(self) -> Mapping[str, Any]:
-        return {name: getattr(self, name) for name in SAME_ON_ALL_RANKS}
+        """What all ranks must have alike."""
+        each_by_itself = ("window", "tolerance")
+        return {name: value for name, value in vars(self).items() if name not in each_by_itself}
 
 
-Table = NDArray[np.int64]
-NANO = 1_000_000_000
+Table = NDArray[np.float64]
 
 
 class Threshold:
@@ -131,7 +123,7 @@ class Threshold:
                 self._laps.append(tuple(laps))
             self.warm_up_left -= 1
         elif laps:
-            self._recent.append(_mean(laps))
+            self._recent.append(statistics.fmean(laps))
 
     @property
     def due(self) -> bool:
@@ -165,16 +157,16 @@ class Threshold:
     # ---- what the ranks exchange ----
 
     def table(self) -> Table:
-        """This rank's warm-up for the exchange: ns, int64 (steps, micro-batches + 1).
+        """This rank's warm-up for the exchange: seconds (steps, micro-batches + 1).
 
         A row ends with the time until the next step began. 0 is no micro-batch, or unknown.
         """
         settings = self._settings
-        out = np.zeros((settings.warm_up, settings.micro_batches + 1), np.int64)
+        out = np.zeros((settings.warm_up, settings.micro_batches + 1))
         for row, laps in zip(out, self._laps, strict=True):
-            row[: len(laps)] = [max(1, round(lap * NANO)) for lap in laps]
+            row[: len(laps)] = np.maximum(laps, 1e-9)
         for row, wall in zip(out, self._walls, strict=False):
-            row[-1] = round((wall or 0.0) * NANO)
+            row[-1] = wall or 0.0
         return out
 
     def adopt(self, tables: Table) -> bool:
@@ -182,7 +174,7 @@ class Threshold:
 
         False: nothing was computed in the warm-up, and the next one has begun.
         """
-        seconds = tables.transpose(1, 0, 2) / NANO
+        seconds = tables.transpose(1, 0, 2)
         times = np.where(seconds[..., :-1] > 0, seconds[..., :-1], np.nan)
         present = ~np.isnan(times).all(axis=(0, 2))
         worked = ~np.isnan(times).all(axis=(1, 2))
@@ -198,7 +190,7 @@ class Threshold:
             cut=self._settings.cut,
         )
         own = [_begun(laps, choice.threshold) for laps in self._laps if laps]
-        self._reference = statistics.median(map(_mean, own)) if own else None
+        self._reference = statistics.median(map(statistics.fmean, own)) if own else None
         self._laps, self._walls = [], []
         self.seconds, self.choice = choice.threshold, choice
         self.choices += 1
@@ -221,12 +213,4 @@ def _communication(times: Times, walls: Times) -> float:
 
 def _begun(laps: Sequence[float], threshold: float) -> Sequence[float]:
     """The laps that begin under ``threshold``, so that steps with and without one compare."""
-    elapsed, count = 0.0, 0
-    while count < len(laps) and (count == 0 or elapsed <= threshold):
-        elapsed += laps[count]
-        count += 1
-    return laps[:count]
-
-
-def _mean(laps: Sequence[float]) -> float:
-    return sum(laps) / len(laps)
+    return laps[: 1 + sum(elapsed <= threshold for elapsed in accumulate(laps[:-1]))]

@@ -2,7 +2,7 @@
 
 optimizer is the class; settings and refusals what it is given and says. parameter_store has the
 buckets, as far as eligibility lets parameters in. gradient_reducer sends gradients, compressed if
-asked; backward_pass has the pass's state and scaling the norm. parameter_sync sends parameters, for
+asked; backward_pass has the pass's state and the norm. parameter_sync sends parameters, for
 which module_waits has a model's modules wait. checkpoint saves and loads, backup keeps each shard
 twice.
 """

@@ -6,7 +6,6 @@ there are others. docs/rejoin.md has the way back.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +20,14 @@ from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.options.scopes import reliable
 from lossycoll.train.common.packing import byte_tensor, packed, state_from, unpacked
 
-from .checkpoint import FragmentState, ShardState, State, joined, numbered, pack_groups, widened
-from .parameter_store import Group, ParameterStore
+from . import checkpoint
+from .checkpoint import ShardState
+from .parameter_store import ParameterStore
 
 TAG: Final = 0x5BA
 MOST_BYTES: Final = 1 << 44
 NOTHING: Final = -1
 FAILED: Final = -2
-log: Final = logging.getLogger("lossycoll")
 
 
 class ShardBackup:
@@ -72,14 +71,13 @@ class ShardBackup:
         self._steps += 1
         if self._world == 1:
             return
-        if (self._steps - 1) % self._every == 0:
-            if self._pending is not None:
-                for work in self._pending.works:
-                    work.wait()
-            self._take()
+        is_due = (self._steps - 1) % self._every == 0
+        if is_due and self._pending is not None:
+            for work in self._pending.works:
+                work.wait()
+        self._take()
+        if is_due:
             self._begin()
-        else:
-            self._take()
 
     def own(self) -> ShardState:
         """Return the state that only this rank has, as of now."""
@@ -205,38 +203,12 @@ def chosen(rows: Sequence[Sequence[Sequence[int]]]) -> list[tuple[int, int]]:
     return [best[owner][1] for owner in sorted(best)]
 
 
-def assembled(
-    shards: Sequence[ShardState], store: ParameterStore, groups: Sequence[Group]
-) -> dict[str, Any]:
+def assembled(shards: Sequence[ShardState], store: ParameterStore) -> dict[str, Any]:
     """The checkpoint, as ``state_dict()``, of ``shards``, one for each rank of a group."""
-    by_index: dict[int, list[FragmentState]] = {}
-    for shard in shards:
-        for each in shard.fragments:
-            by_index.setdefault(each.index, []).append(each)
-    members = {m.index: m for shard in store.shards for m in shard.bucket.members}
-    elementwise = store.elementwise
-    out: dict[Tensor, State] = {}
-    for index, states in by_index.items():
-        member = members.get(index)
-        length = sum(each.end - each.begin for each in states)
-        wanted = 0 if member is None else member.end - member.begin
-        if member is None or max(each.end for each in states) > wanted or length > wanted:
-            raise CheckpointError(
-                f"shards have {length} elements of parameter {index}, and the model has {wanted}; "
-                f"it is another model's"
-            )
-        if length < wanted:
-            log.warning(
-                "%s begins with a fresh state: it had none when the copy of a lost shard was made",
-                store.name(index),
-            )
-            continue
-        if not store.whole:
-            elementwise = widened(elementwise, states)
-        out[store.model[index]] = joined(member, states, elementwise, whole=store.whole)
+    states = checkpoint.assembled(store, (each for shard in shards for each in shard.fragments))
     # Those of a copy may be older than a change that a scheduler has made.
     options_of = max(shards, key=lambda one: one.steps).options
-    if len(options_of) != len(groups):
-        raise CheckpointError(f"{len(options_of)} groups of parameters, wanted {len(groups)}")
-    packed = pack_groups([{**given, "params": []} for given in options_of], groups)
-    return {"state": numbered(out, groups), "param_groups": packed}
+    wanted = len(store.groups.param_groups)
+    if len(options_of) != wanted:
+        raise CheckpointError(f"{len(options_of)} groups of parameters, wanted {wanted}")
+    return store.groups.packed(states, options_of)

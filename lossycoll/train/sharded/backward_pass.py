@@ -1,7 +1,8 @@
-"""State of the backward pass that is running, by autograd, and as all ranks know it."""
+"""State of a backward pass: by autograd, as all ranks know it, and what a GradScaler did to it."""
 
 from __future__ import annotations
 
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -12,9 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
+from torch.nn import Parameter
 
 from lossycoll.errors import TrainingError
 from lossycoll.train.common.collectives import Collectives
+
+from .refusals import owners_needed
 
 if TYPE_CHECKING:
     from .gradient_reducer import GradientReducer
@@ -36,6 +40,76 @@ class GradStamp:
         return grad is self._grad() and grad._version == self._version
 
 
+PROBE: Final = 2.0**-90
+"""A gradient that only a scale changes: its square, and so its part in a norm, is 0."""
+
+
+class ScalerProbe:
+    """A dummy parameter that observes a GradScaler.
+
+    A GradScaler wants a gradient from each rank, also from one that owns nothing of what had
+    gradients. And what it does to the dummy's gradient shows by what it has divided the others, or
+    that somebody scales or clips before any gradient has been reduced. The dummy is in a group
+    between steps, and never in one during a step.
+    """
+
+    def __init__(self) -> None:
+        self._parameter: Parameter | None = None
+        self._members: list[Any] = []
+        self._stamp = GradStamp(None)
+
+    def attach(self, members: list[Any], like: Tensor) -> Tensor:
+        """Adds a new dummy parameter to a group's ``members``; returns its gradient, (1,)."""
+        self.detach()
+        parameter = Parameter(torch.zeros(1, dtype=like.dtype, device=like.device))
+        parameter.grad = torch.full_like(parameter, PROBE)
+        members.append(parameter)
+        self._parameter, self._members = parameter, members
+        self._stamp = GradStamp(parameter.grad)
+        return parameter.grad
+
+    def detach(self) -> None:
+        if self._parameter is not None:
+            self._members[:] = [one for one in self._members if one is not self._parameter]
+            self._parameter, self._members = None, []
+
+    def is_dummy(self, parameter: object) -> bool:
+        return self._parameter is not None and parameter is self._parameter
+
+    def was_changed(self) -> bool:
+        """True if anything but clearing was done to its gradient since it was attached.
+
+        False in float16, and for a scale of 1, where this isn't visible.
+        """
+        grad = None if self._parameter is None else self._parameter.grad
+        if grad is None or float(grad) == 0:
+            return False
+        return float(grad) != PROBE or not self._stamp.fits(grad)
+
+    def scale(self) -> float:
+        """Scale that a GradScaler has divided the gradients by; 1 in float16, which it refuses."""
+        grad = None if self._parameter is None else self._parameter.grad
+        found = 0.0 if grad is None else float(grad)
+        return PROBE / found if found > 0 and math.isfinite(found) else 1.0
+
+
+def total_norm(
+    grads: Sequence[Tensor], norm_type: float, device: torch.device, collectives: Collectives
+) -> Tensor:
+    """The p-norm of all ranks' gradients together, float64 (), the same on all ranks."""
+    norms = [torch.zeros((), dtype=torch.float64, device=device)]
+    for grad in grads:
+        norm = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
+        norms.append(norm.to(device))
+    own = torch.stack(norms)
+    highest = math.isinf(norm_type)
+    total = own.max() if highest else own.pow(norm_type).sum()
+    op = dist.ReduceOp.MAX if highest else dist.ReduceOp.SUM
+    with owners_needed():
+        collectives.all_reduce(total, op).wait()
+    return total if highest else total.pow(1.0 / norm_type)
+
+
 _FUNCTION_BACKWARD: Final = BackwardCFunction.apply.__code__
 
 
@@ -44,30 +118,15 @@ class PassStatus:
 
     def __init__(self, world: int, count: int) -> None:
         self.flags = torch.zeros(world + count + 1, dtype=torch.uint8, device="cpu")
-        """uint8 (world + count + 1,): ranks with a bad gradient, parameters with a gradient, and
-        whether somebody has written to parameters."""
-        self._world = world
-
-    def note_used(self, index: int) -> None:
-        self.flags[self._world + index] = 1
-
-    def note_bad(self, rank: int) -> None:
-        self.flags[rank] = 1
+        """uint8 (world + count + 1,)."""
+        self.is_bad, self.used, self.written = torch.split(self.flags, [world, count, 1])
+        """Of them by rank, whether it has a bad gradient; by parameter, whether it has a gradient;
+        and whether somebody has written to parameters."""
 
     @property
     def bad(self) -> tuple[int, ...]:
-        return tuple(self.flags[: self._world].nonzero().flatten().tolist())
-
-    @property
-    def used(self) -> list[bool]:
-        return [bool(flag) for flag in self.flags[self._world : -1].tolist()]
-
-    def note_written(self) -> None:
-        self.flags[-1] = 1
-
-    @property
-    def written(self) -> bool:
-        return bool(self.flags[-1])
+        """Ranks with a bad gradient."""
+        return tuple(self.is_bad.nonzero().flatten().tolist())
 
 
 def pass_number() -> int:
@@ -152,14 +211,10 @@ class ReducerOrder:
         self._reducers = [one for one, flag in zip(self._reducers, used, strict=True) if flag]
 
 
-def order_of(group: dist.ProcessGroup) -> ReducerOrder:
-    return _orders.setdefault(group, ReducerOrder())
-
-
 def _flags(values: Iterable[bool]) -> Tensor:
     return torch.tensor(list(values), dtype=torch.uint8, device="cpu")
 
 
-_orders: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, ReducerOrder]] = (
+orders: Final[weakref.WeakKeyDictionary[dist.ProcessGroup, ReducerOrder]] = (
     weakref.WeakKeyDictionary()
 )

@@ -11,23 +11,24 @@ matrix of one row: its state is judged by each parameter's own shape, and stays 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from itertools import chain
+from typing import Any, Final
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lossycoll.errors import CheckpointError
-from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.layout import BucketMember, Fragment
 
-from .parameter_store import Group, ParameterStore, options
+from .parameter_store import OwnedFragment, ParameterStore, options
 from .refusals import owners_needed
 
 State = dict[str, Any]
+log: Final = logging.getLogger("lossycoll")
 
 
 @dataclass(frozen=True)
@@ -83,24 +84,50 @@ class ShardState:
         return cls(era, world, rank, steps, states, tuple(options))
 
 
-_Of = TypeVar("_Of", bound=Tensor)
 RESIDUALS: Final = "error_feedback"
 """The key of the residuals, by the parameter's number: the mean over the ranks, without scale."""
 
 
+def states_of(owned: Sequence[OwnedFragment], state: Mapping[Any, State]) -> list[FragmentState]:
+    """The states of fragments that have one, to be sent: copies on the CPU."""
+    return [
+        state_of(each.fragment, found) for each in owned if (found := state.get(each.parameter))
+    ]
+
+
 def state_of(fragment: Fragment, state: Mapping[str, Any]) -> FragmentState:
-    """A fragment's state, to be sent: copies on the CPU."""
     begin = fragment.offset
     saved = {k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in state.items()}
     return FragmentState(fragment.member.index, begin, begin + fragment.end - fragment.begin, saved)
 
 
-def widened(elementwise: Collection[str], states: Sequence[FragmentState]) -> frozenset[str]:
-    """``elementwise``, and the names of what has an entry for each element of some fragment."""
-    found = frozenset(elementwise)
+def assembled(store: ParameterStore, states: Iterable[FragmentState]) -> dict[Tensor, State]:
+    """The state of whole parameters, of all their fragments'. CheckpointError: these don't fit."""
+    by_index: dict[int, list[FragmentState]] = {}
+    elementwise = set(store.elementwise)
     for each in states:
-        found |= {key for key in each.state if each.has_elements(key, found)}
-    return found
+        by_index.setdefault(each.index, []).append(each)
+        if not store.whole:
+            elementwise |= {key for key in each.state if each.has_elements(key, elementwise)}
+    members = {m.index: m for shard in store.shards for m in shard.bucket.members}
+    out: dict[Tensor, State] = {}
+    for index, found in by_index.items():
+        member = members.get(index)
+        length = sum(each.end - each.begin for each in found)
+        wanted = 0 if member is None else member.end - member.begin
+        if member is None or max(each.end for each in found) > wanted or length > wanted:
+            raise CheckpointError(
+                f"shards have {length} elements of parameter {index}, and the model has {wanted}; "
+                f"it is another model's"
+            )
+        if length < wanted:
+            log.warning(
+                "%s begins with a fresh state: it had none when the copy of a lost shard was made",
+                store.names[index],
+            )
+            continue
+        out[store.model[index]] = joined(member, found, elementwise, whole=store.whole)
+    return out
 
 
 def joined(
@@ -112,7 +139,6 @@ def joined(
 ) -> State:
     """The state of a whole parameter, of those of all its fragments. With ``whole`` of the one
     fragment that it is, whose state has any shape unless ``elementwise`` names it."""
-    length = member.end - member.begin
     out: State = {}
     for each in states:
         for key, value in each.state.items():
@@ -124,8 +150,7 @@ def joined(
                 out[key] = torch.empty_strided(
                     member.shape, member.stride, dtype=value.dtype, device="cpu"
                 )
-            out[key].as_strided((length,), (1,))[each.begin : each.end] = value
-    assert sum(each.end - each.begin for each in states) == length, (member, states)
+            out[key].as_strided((member.end - member.begin,), (1,))[each.begin : each.end] = value
     return out
 
 
@@ -138,18 +163,18 @@ def part_of(
     """A fragment's part of a whole parameter's state, on ``device``; None: in host memory."""
     member, out = fragment.member, {}
     for key, value in state.items():
-        each = isinstance(value, Tensor) and key in elementwise
+        is_tensor = isinstance(value, Tensor)
+        each = is_tensor and key in elementwise
         if fragment.whole:
-            each = isinstance(value, Tensor) and value.shape == member.shape and bool(member.shape)
+            each = is_tensor and value.shape == member.shape and bool(member.shape)
         if not each:
-            out[key] = value.clone() if isinstance(value, Tensor) else value
+            out[key] = value.clone() if is_tensor else value
             continue
-        whole = torch.empty_strided(member.shape, member.stride, dtype=value.dtype, device="cpu")
-        flat = whole.copy_(value).as_strided((member.end - member.begin,), (1,))
-        if fragment.whole:
-            out[key] = whole.to(device=device)
-            continue
-        part = flat[fragment.offset : fragment.offset + fragment.end - fragment.begin].clone()
+        part = torch.empty_strided(member.shape, member.stride, dtype=value.dtype, device="cpu")
+        part.copy_(value)
+        if not fragment.whole:
+            length = fragment.end - fragment.begin
+            part = part.as_strided((length,), (1,), fragment.offset).clone()
         out[key] = part.to(device=device)
     return out
 
@@ -166,9 +191,7 @@ def check_state(
             )
 
 
-def elementwise_of(
-    states: Mapping[_Of, Mapping[str, Any]], known: Collection[str]
-) -> frozenset[str]:
+def elementwise_of(states: Mapping[Any, State], known: Collection[str]) -> frozenset[str]:
     """``known``, and the names of what has an entry for each element of some parameter.
 
     An option that was changed in training may have added state that a trial didn't see.
@@ -185,52 +208,22 @@ def elementwise_of(
 
 
 def save(
-    collectives: Collectives,
-    store: ParameterStore,
-    inner: Optimizer,
-    groups: Sequence[Group],
-    residuals: Sequence[Tensor] | None,
-    to: int,
+    store: ParameterStore, inner: Optimizer, residuals: Sequence[Tensor] | None, to: int
 ) -> dict[str, Any] | None:
     """The result of ``state_dict()`` at rank ``to``; None elsewhere. All ranks must call this."""
-    out: dict[str, Any] | None = None
-    state = consolidate(collectives, store, inner.state, to)
-    if state is not None:
-        packed = pack_groups(inner.param_groups, groups)
-        out = {"state": numbered(state, groups), "param_groups": packed}
-    if residuals is not None:
-        found = consolidate_residuals(collectives, store, residuals, to)
-        if out is not None:
-            out[RESIDUALS] = numbered(found, groups)
-    return out
-
-
-def consolidate(
-    collectives: Collectives, store: ParameterStore, state: Mapping[Any, State], to: int
-) -> dict[Tensor, State] | None:
-    """The state of all parameters at rank ``to``; None elsewhere. ``state`` is by fragment."""
-    gathered: list[tuple[BucketMember, list[FragmentState]]] = []
-    elementwise = store.elementwise
+    gathered: list[FragmentState] = []
     for shard in store.shards:
-        mine = [
-            state_of(each.fragment, found)
-            for each in shard.owned
-            if (found := state.get(each.parameter))
-        ]
-        states = [each for row in collectives.gather_objects(mine, to) or [] for each in row]
-        if not store.whole:
-            elementwise = widened(elementwise, states)
-        gathered += [
-            (member, of)
-            for member in shard.bucket.members
-            if (of := [each for each in states if each.index == member.index])
-        ]
-    out: dict[Tensor, State] = {
-        store.model[member.index]: joined(member, of, elementwise, whole=store.whole)
-        for member, of in gathered
-    }
-    out |= {parameter: found for parameter, found in store.frozen.items() if found}
-    return out if collectives.rank == to else None
+        rows = store.collectives.gather_objects(states_of(shard.owned, inner.state), to)
+        gathered += chain.from_iterable(rows or ())
+    kept = None if residuals is None else consolidate_residuals(store, residuals, to)
+    if store.collectives.rank != to:
+        return None
+    states = assembled(store, gathered)
+    states |= {parameter: found for parameter, found in store.frozen.items() if found}
+    out = store.groups.packed(states, inner.param_groups)
+    if kept is not None:
+        out[RESIDUALS] = store.groups.packed(kept, inner.param_groups)["state"]
+    return out
 
 
 @dataclass(frozen=True)
@@ -243,17 +236,29 @@ class Checkpoint:
     residuals: Mapping[int, Tensor]  # residuals by the index of the parameter
 
 
-def read(
-    state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
-) -> Checkpoint:
+def read(state_dict: Mapping[str, Any], store: ParameterStore) -> Checkpoint:
     """The checkpoint of a ``state_dict()``; CheckpointError if groups or shapes don't fit."""
-    states = by_parameter(state_dict, groups, where)
+    numbers = _numbers(state_dict, store)
+    saved, lost = state_dict["state"], state_dict.get(RESIDUALS, {})
+    states = {parameter: saved[n] for parameter, n in numbers.items() if n in saved}
     elementwise = elementwise_of(states, store.elementwise)
-    # Of whole parameters nothing tells which shape their state has: a factor's, maybe.
-    checked = () if store.whole else zip(store.model, store.names, strict=True)
-    for parameter, name in checked:
-        check_state(states.get(parameter, {}), tuple(parameter.shape), elementwise, name)
-    residuals = residuals_of(state_dict, groups, store, where)
+    residuals: dict[int, Tensor] = {}
+    for index, (parameter, name) in enumerate(zip(store.model, store.names, strict=True)):
+        shape = tuple(parameter.shape)
+        # Of whole parameters nothing tells which shape their state has: a factor's, maybe.
+        if not store.whole:
+            check_state(states.get(parameter, {}), shape, elementwise, name)
+        value = lost.get(numbers[parameter])
+        if value is None:
+            continue
+        found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if found != shape:
+            raise CheckpointError(
+                f"{store.collectives}: the checkpoint's {RESIDUALS} of {name} has shape {found}, "
+                f"wanted {shape}; it is another model's"
+            )
+        if bool(value.any()):
+            residuals[index] = value
     return Checkpoint(states, state_dict["param_groups"], elementwise, residuals)
 
 
@@ -276,9 +281,9 @@ def deal(
     return {"state": local, "param_groups": groups}
 
 
-def by_parameter(
-    state_dict: Mapping[str, Any], groups: Sequence[Group], where: str
-) -> dict[Tensor, State]:
+def _numbers(state_dict: Mapping[str, Any], store: ParameterStore) -> dict[Tensor, int]:
+    """The checkpoint's number of each parameter; CheckpointError if groups don't fit."""
+    where = store.collectives
     fits = isinstance(state_dict, Mapping) and {"state", "param_groups"} <= set(state_dict)
     if fits:
         entries = [*state_dict["param_groups"], *state_dict["state"].values()]
@@ -289,111 +294,37 @@ def by_parameter(
             f"{where}: the checkpoint has {sorted(map(str, state_dict))}, wanted state (a dict by "
             f"number) and param_groups (dicts with params), as an optimizer's state_dict() has them"
         )
-    saved = state_dict["param_groups"]
-    found = [len(group["params"]) for group in saved]
-    wanted = [len(group["params"]) for group in groups]
+    numbers, parameters = (
+        [group["params"] for group in groups]
+        for groups in (state_dict["param_groups"], store.groups.param_groups)
+    )
+    found, wanted = [len(group) for group in numbers], [len(group) for group in parameters]
     if found != wanted:
         raise CheckpointError(
             f"{where}: the checkpoint has {sum(found)} parameters in groups of {found}, wanted "
             f"{sum(wanted)} in groups of {wanted}; make the optimizer with the parameters and "
             f"groups that it was saved with"
         )
-    strays = set(state_dict["state"]) - {n for group in saved for n in group["params"]}
-    if strays:
-        raise CheckpointError(
-            f"{where}: the checkpoint has state of parameters {sorted(strays)[:8]}, which are in "
-            f"none of its groups; it is damaged, and nothing was loaded"
-        )
-    parameters = (parameter for group in groups for parameter in group["params"])
-    numbers = (number for group in saved for number in group["params"])
-    return {
-        parameter: state_dict["state"][number]
-        for parameter, number in zip(parameters, numbers, strict=True)
-        if number in state_dict["state"]
-    }
-
-
-# ---- residuals ----
+    for key in ("state", RESIDUALS):
+        strays = set(state_dict.get(key, ())).difference(*numbers)
+        if strays:
+            raise CheckpointError(
+                f"{where}: the checkpoint has {key} of parameters {sorted(strays)[:8]}, which are "
+                f"in none of its groups; it is damaged, and nothing was loaded"
+            )
+    return dict(zip(chain(*parameters), chain(*numbers), strict=True))
 
 
 def consolidate_residuals(
-    collectives: Collectives, store: ParameterStore, residuals: Sequence[Tensor], to: int
+    store: ParameterStore, residuals: Sequence[Tensor], to: int
 ) -> dict[Tensor, Tensor]:
     """The mean over the ranks of their residuals, by parameter at rank ``to``; empty elsewhere."""
     out: dict[Tensor, Tensor] = {}
     for shard, flat in zip(store.shards, residuals, strict=True):
-        mean = flat.to(torch.promote_types(flat.dtype, torch.float32))
+        mean = flat.to(torch.promote_types(flat.dtype, torch.float32), copy=True)
         with owners_needed():
-            collectives.all_reduce(mean, dist.ReduceOp.SUM).wait()
-        mean = mean.div_(collectives.world).cpu()
-        for member in shard.bucket.members if collectives.rank == to else ():
-            whole = torch.empty_strided(member.shape, member.stride, dtype=mean.dtype, device="cpu")
-            whole.as_strided((member.end - member.begin,), (1,)).copy_(
-                mean[member.begin : member.end]
-            )
-            out[store.model[member.index]] = whole
-    return out
-
-
-def residuals_of(
-    state_dict: Mapping[str, Any], groups: Sequence[Group], store: ParameterStore, where: str
-) -> dict[int, Tensor]:
-    """Each rank's residuals, by index, after loading: the mean of those that were saved."""
-    given = dict(state_dict.get(RESIDUALS, {}))
-    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    places = {parameter: index for index, parameter in enumerate(store.model)}
-    out: dict[int, Tensor] = {}
-    for number, parameter in zip(numbers, parameters, strict=True):
-        value = given.pop(number, None)
-        if value is None or parameter not in places:
-            continue
-        if not isinstance(value, Tensor) or value.shape != parameter.shape:
-            shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            raise CheckpointError(
-                f"{where}: the checkpoint's {RESIDUALS} of {store.name(places[parameter])} has "
-                f"shape {shape}, wanted {tuple(parameter.shape)}; it is another model's"
-            )
-        if bool(value.any()):
-            out[places[parameter]] = value
-    if given:
-        raise CheckpointError(
-            f"{where}: the checkpoint has {RESIDUALS} of parameters {sorted(given)[:8]}, which are "
-            f"in none of its groups; it is damaged, and nothing was loaded"
-        )
-    return out
-
-
-# ---- numbers ----
-
-
-def pack_groups(fragments: Sequence[Group], groups: Sequence[Group]) -> list[Group]:
-    """Groups as a plain optimizer's ``state_dict`` has them, numbers in place of parameters."""
-    numbers = _numbers(groups)
-    out = []
-    for mine, given in zip(fragments, groups, strict=True):
-        packed = options(mine)
-        if "param_names" in given:
-            packed["param_names"] = given["param_names"]
-        out.append({**packed, "params": [numbers[p] for p in given["params"]]})
-    return out
-
-
-_Entry = TypeVar("_Entry")
-
-
-def numbered(states: Mapping[Tensor, _Entry], groups: Sequence[Group]) -> dict[int, _Entry]:
-    numbers = _numbers(groups)
-    by_number = {numbers[parameter]: state for parameter, state in states.items()}
-    return dict(sorted(by_number.items()))
-
-
-def _numbers(groups: Sequence[Group]) -> dict[Tensor, int]:
-    """Torch's number of each parameter; one that comes twice has its first number."""
-    out: dict[Tensor, int] = {}
-    start = 0
-    for group in groups:
-        for place, parameter in enumerate(group["params"], start):
-            out.setdefault(parameter, place)
-        start += len(group["params"])
+            store.collectives.all_reduce(mean).wait()
+        mean = mean.div_(store.collectives.world).cpu()
+        for member in shard.bucket.members if store.collectives.rank == to else ():
+            out[store.model[member.index]] = member.view(mean).clone()
     return out

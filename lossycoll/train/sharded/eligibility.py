@@ -23,7 +23,6 @@ from lossycoll.backend.tensors import DTYPES
 from lossycoll.devices.registry import is_served
 from lossycoll.errors import UnsupportedError
 from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.consistency import Agreement, as_lines
 from lossycoll.train.common.layout import ParameterSpec, contiguous, is_dense
 
 
@@ -37,48 +36,47 @@ class NamedParameter:
     def spec(self) -> ParameterSpec:
         return spec(self.parameter, self.group)
 
-
-@dataclass(frozen=True, order=True)
-class _Span:
-    """A parameter's memory: its first address, and the one after the last."""
-
-    begin: int
-    end: int
-    name: str
-    trained: bool
+    def __str__(self) -> str:
+        """What all ranks must have alike of it."""
+        own = self.spec
+        stride = own.stride if is_dense(own.shape, own.stride) else contiguous(own.shape)
+        return (
+            f"{self.name}: {self.parameter.dtype}, shape {own.shape}, strides {stride}, "
+            f"group {self.group}"
+        )
 
 
 def check_parameters(
     collectives: Collectives, trained: Sequence[NamedParameter], frozen: Sequence[Parameter]
 ) -> None:
     """Refuses, by UnsupportedError, parameters that can't be moved into buckets."""
+    memory: list[tuple[int, int, str, bool]] = []  # begin, end, name, and whether it is trained
     for each in trained:
         reason = _why_not(each.parameter, lossy=collectives.lossy is not None)
         if reason:
             raise UnsupportedError(f"{collectives}: {each.name} {reason}")
-    for one, other in pairwise(sorted(_spans(trained, frozen))):
-        if other.begin < one.end and (one.trained or other.trained):
+        memory.append((*_addresses(each.parameter), each.name, True))
+    for parameter in frozen:
+        if not _why_not(parameter, lossy=False):
+            name = f"a frozen one of shape {tuple(parameter.shape)}"
+            memory.append((*_addresses(parameter), name, False))
+    filled = sorted(entry for entry in memory if entry[0] < entry[1])
+    for (_, end, name, is_trained), (begin, _, other, other_trained) in pairwise(filled):
+        if begin < end and (is_trained or other_trained):
             raise UnsupportedError(
-                f"{collectives}: {one.name} and {other.name} share memory but are two parameters, "
-                f"and would be separated; tie them by using one Parameter object in both places"
+                f"{collectives}: {name} and {other} share memory but are two parameters, and would "
+                f"be separated; tie them by using one Parameter object in both places"
             )
 
 
-def _spans(trained: Sequence[NamedParameter], frozen: Sequence[Parameter]) -> Iterator[_Span]:
-    for each in trained:
-        if each.parameter.numel():
-            yield _span(each.parameter, each.name, trained=True)
-    for parameter in frozen:
-        if not _why_not(parameter, lossy=False) and parameter.numel():
-            name = f"a frozen one of shape {tuple(parameter.shape)}"
-            yield _span(parameter, name, trained=False)
-
-
-def _span(parameter: Tensor, name: str, *, trained: bool) -> _Span:
+def _addresses(parameter: Tensor) -> tuple[int, int]:
+    """The first address of a parameter's memory, and the one after the last."""
+    begin = parameter.data_ptr()
+    if not parameter.numel():
+        return begin, begin
     steps = zip(parameter.shape, parameter.stride(), strict=True)
     reach = sum((length - 1) * step for length, step in steps) + 1
-    begin = parameter.data_ptr()
-    return _Span(begin, begin + reach * parameter.element_size(), name, trained)
+    return begin, begin + reach * parameter.element_size()
 
 
 def _why_not(parameter: Tensor, *, lossy: bool) -> str:
@@ -105,24 +103,6 @@ def spec(parameter: Tensor, group: int) -> ParameterSpec:
     return ParameterSpec(tuple(parameter.shape), parameter.stride(), parameter.element_size(), key)
 
 
-def agreement(
-    collectives: Collectives, settings: Mapping[str, Any], trained: Sequence[NamedParameter]
-) -> Agreement:
-    lines = as_lines(settings)
-    device = torch.device("cpu")
-    for each in trained:
-        entry, device = each.spec, each.parameter.device
-        dense = is_dense(entry.shape, entry.stride)
-        stride = entry.stride if dense else contiguous(entry.shape)
-        lines.append(
-            f"{each.name}: {each.parameter.dtype}, shape {entry.shape}, strides {stride}, "
-            f"group {each.group}"
-        )
-    return Agreement(collectives, lines, device)
-
-
-OptimizerClass = Callable[..., torch.optim.Optimizer]
-
 SHAPE: Final = (6, 8)
 CUTS: Final = (0, 5, 17, 33, 48)  # cuts of the matrix, in elements: within rows and across them
 SCALES: Final = (1.0, 1e-3, 50.0, 1.0)
@@ -138,74 +118,119 @@ TRIAL_RATE: Final = 1e-2
 """The learning rate of another trial where nothing moved: a warm-up begins at or near 0."""
 
 
-def elementwise_state(
-    optimizer_class: OptimizerClass,
-    options: Mapping[str, Any],
-    where: str,
-    group: Mapping[str, Any] | None = None,
-) -> frozenset[str]:
-    """The names of the state that has an entry for each element (``exp_avg``, say).
+class _StepError(Exception):
+    """An optimizer's step has raised."""
+
+
+class Trial:
+    """Trial of an optimizer on parts of a small matrix in host memory: how may it be sharded?
 
     Neither the global random state nor ``options`` are touched. What the optimizer's constructor
-    raises passes through. UnsupportedError: it isn't element-wise.
+    raises passes through. ``group``: a parameter group's options.
     """
-    name = getattr(optimizer_class, "__name__", str(optimizer_class))
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        written = dict(group or {})
-        whole, joined, optimizer = _trial(optimizer_class, options, written, where, name)
-        rate = optimizer.param_groups[0].get("lr")
-        if _still(whole) and isinstance(rate, float | int | Tensor):
-            written["lr"] = rate * 0 + TRIAL_RATE
-            whole, joined, optimizer = _trial(optimizer_class, options, written, where, name)
-    strays = [key for key in optimizer.state if not isinstance(key, Tensor)]
-    if strays:
-        raise _refusal(where, name, f"it keeps state {strays[0]!r} that is no parameter's")
-    if _still(whole):
-        raise _refusal(where, name, "it moves nothing, so that nothing can be told")
-    largest = float(whole.abs().max())
-    if not torch.allclose(joined, whole, rtol=TOLERANCE, atol=FLOOR * TOLERANCE * largest):
-        worst = float((joined - whole).abs().max()) / largest
-        what = f"in fragments it steps otherwise, by up to {worst:.3g} of its largest step"
-        raise _refusal(where, name, what)
-    (parameter,) = optimizer.param_groups[0]["params"]
-    return _shaped(optimizer, parameter)
 
+    def __init__(
+        self,
+        optimizer_class: Callable[..., torch.optim.Optimizer],
+        options: Mapping[str, Any],
+        where: str,
+        group: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._name = getattr(optimizer_class, "__name__", str(optimizer_class))
+        self._class = optimizer_class
+        self._options = options
+        self._where = where
+        self._group = dict(group or {})
 
-def whole_state(
-    optimizer_class: OptimizerClass,
-    options: Mapping[str, Any],
-    where: str,
-    group: Mapping[str, Any] | None = None,
-) -> frozenset[str]:
-    """As :func:`elementwise_state`, of an optimizer that is to step whole parameters."""
-    name = getattr(optimizer_class, "__name__", str(optimizer_class))
-    values, grads = _inputs()
-    cut = SHAPE[0] // 2
-    pieces = [slice(0, cut), slice(cut, None)]
+    def elementwise_state(self) -> frozenset[str]:
+        """The names of the state that has an entry for each element (``exp_avg``, say).
+        UnsupportedError: the optimizer isn't element-wise.
+        """
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            whole, joined, optimizer = self._cut()
+            rate = optimizer.param_groups[0].get("lr")
+            if _is_still(whole) and isinstance(rate, float | int | Tensor):
+                self._group["lr"] = rate * 0 + TRIAL_RATE
+                whole, joined, optimizer = self._cut()
+        strays = [key for key in optimizer.state if not isinstance(key, Tensor)]
+        if strays:
+            raise self._refusal(f"it keeps state {strays[0]!r} that is no parameter's")
+        if _is_still(whole):
+            raise self._refusal("it moves nothing, so that nothing can be told")
+        largest = float(whole.abs().max())
+        if not torch.allclose(joined, whole, rtol=TOLERANCE, atol=FLOOR * TOLERANCE * largest):
+            worst = float((joined - whole).abs().max()) / largest
+            what = f"in fragments it steps otherwise, by up to {worst:.3g} of its largest step"
+            raise self._refusal(what)
+        return _shaped(optimizer)
 
-    def moved(some: Sequence[slice]) -> tuple[list[Tensor], torch.optim.Optimizer]:
-        torch.default_generator.manual_seed(0)
-        parameters = [Parameter(values[piece].clone()) for piece in some]
-        written, defaults = _on_host(group or {}, options)
-        made = optimizer_class([{**written, "params": parameters}], **defaults)
+    def whole_state(self) -> frozenset[str]:
+        """The same of an optimizer that is to step whole parameters."""
+        cut = SHAPE[0] // 2
+        halves = [lambda matrix: matrix[:cut], lambda matrix: matrix[cut:]]
         try:
-            _run(made, parameters, [[grad[piece] for piece in some] for grad in grads])
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                together, optimizer = self._stepped(halves)
+                alone = [self._stepped([half])[0][0] for half in halves]
+        except _StepError as error:
+            raise UnsupportedError(f"{self._where}: {self._name}: {error}") from error
+        pairs = zip(together, alone, strict=True)
+        if not all(torch.allclose(one, other, rtol=TOLERANCE) for one, other in pairs):
+            raise UnsupportedError(
+                f"{self._where}: {self._name} steps two matrices otherwise than each for itself, "
+                f"so ranks can't share them out; use DistributedDataParallel with this optimizer"
+            )
+        return _shaped(optimizer)
+
+    def _cut(self) -> tuple[Tensor, Tensor, torch.optim.Optimizer]:
+        """Moves of each element in matrix and fragments, and the optimizer of the former."""
+        values, _ = _inputs()
+        try:
+            (whole,), optimizer = self._stepped([lambda matrix: matrix])
+        except _StepError as error:
+            raise self._refusal(str(error)) from error
+        cuts = [lambda matrix, a=a, b=b: matrix.flatten()[a:b] for a, b in pairwise(CUTS)]
+        try:  # as two ranks, each with its own
+            fragments = [part for some in (cuts[:2], cuts[2:]) for part in self._stepped(some)[0]]
         except Exception as error:
-            raise UnsupportedError(f"{where}: a plain step() of {name} raises: {error}") from error
-        return [each.detach() for each in parameters], made
+            what = f"it doesn't take flat fragments: {error.__cause__ or error}"
+            raise self._refusal(what) from error
+        return whole - values, torch.cat(fragments).view(SHAPE) - values, optimizer
 
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        together, optimizer = moved(pieces)
-        alone = [moved([piece])[0][0] for piece in pieces]
-    if not all(torch.allclose(a, b, rtol=TOLERANCE) for a, b in zip(together, alone, strict=True)):
-        raise UnsupportedError(
-            f"{where}: {name} steps two matrices otherwise than each for itself, so ranks can't "
-            f"share them out; use DistributedDataParallel with this optimizer"
+    def _stepped(
+        self, parts: Sequence[Callable[[Tensor], Tensor]]
+    ) -> tuple[list[Tensor], torch.optim.Optimizer]:
+        """Parts of the matrix after all steps, and the optimizer that has made these."""
+        torch.default_generator.manual_seed(0)  # the CPU's alone: those of devices aren't put back
+        values, grads = _inputs()
+        parameters = [Parameter(part(values).clone()) for part in parts]
+        written, defaults = _on_host(self._group, self._options)
+        optimizer = self._class([{**written, "params": parameters}], **defaults)
+        try:
+            for grad in grads:
+                for parameter, part in zip(parameters, parts, strict=True):
+                    parameter.grad = part(grad).clone()
+                optimizer.step()
+        except Exception as error:
+            raise _StepError(f"a plain step() of it raises: {error}") from error
+        return [each.detach() for each in parameters], optimizer
+
+    def _refusal(self, what: str) -> UnsupportedError:
+        return UnsupportedError(
+            f"{self._where}: {self._name} is not element-wise, as far as a trial on a small matrix "
+            f"shows: {what}. ShardedOptimizer has each rank step flat fragments of parameters, "
+            f"which is the same only if each element's step depends on that element alone (SGD, "
+            f"Adam, AdamW, ... do); use such an optimizer, whole=True, which deals whole "
+            f"parameters to ranks, or DistributedDataParallel with this one"
         )
-    return _shaped(optimizer, optimizer.param_groups[0]["params"][0])
 
 
-def _shaped(optimizer: torch.optim.Optimizer, parameter: Tensor) -> frozenset[str]:
+def _is_still(moves: Tensor) -> bool:
+    return bool(moves.abs().max() <= STILL * _inputs()[0].abs().max())
+
+
+def _shaped(optimizer: torch.optim.Optimizer) -> frozenset[str]:
+    parameter = optimizer.param_groups[0]["params"][0]
     return frozenset(
         key
         for key, value in optimizer.state[parameter].items()
@@ -231,45 +256,6 @@ def _moved(value: Any, *, as_number: bool) -> Any:
     return value
 
 
-def _trial(
-    optimizer_class: OptimizerClass,
-    options: Mapping[str, Any],
-    group: Mapping[str, Any],
-    where: str,
-    name: str,
-) -> tuple[Tensor, Tensor, torch.optim.Optimizer]:
-    """Moves of each element in matrix and fragments, both SHAPE, and the optimizer."""
-
-    def make(parameters: list[Parameter]) -> torch.optim.Optimizer:
-        written, defaults = _on_host(group, options)
-        return optimizer_class([{**written, "params": parameters}], **defaults)
-
-    torch.default_generator.manual_seed(0)  # the CPU's alone: those of devices aren't put back
-    values, grads = _inputs()
-    whole = Parameter(values.clone())
-    optimizer = make([whole])
-    try:
-        _run(optimizer, [whole], [[grad] for grad in grads])
-    except Exception as error:
-        raise _refusal(where, name, f"a plain step() of it raises: {error}") from error
-    cuts = list(pairwise(CUTS))
-    fragments = [Parameter(values.flatten()[begin:end].clone()) for begin, end in cuts]
-    try:
-        for some in (slice(0, 2), slice(2, None)):  # as two ranks, each with its own
-            other = make(fragments[some])
-            steps = [[g.flatten()[a:b] for a, b in cuts[some]] for g in grads]
-            _run(other, fragments[some], steps)
-    except Exception as error:
-        raise _refusal(where, name, f"it doesn't take flat fragments: {error}") from error
-    joined = torch.cat([fragment.detach() for fragment in fragments]).view(SHAPE)
-    return whole.detach() - values, joined - values, optimizer
-
-
-def _still(moved: Tensor) -> bool:
-    values, _ = _inputs()
-    return bool(moved.abs().max() <= STILL * values.abs().max())
-
-
 def _inputs() -> tuple[Tensor, list[Tensor]]:
     """A matrix and its gradients; rows of different size, so that norms of rows would show. In
     doubles, in which a small step of a large value isn't lost."""
@@ -281,24 +267,3 @@ def _inputs() -> tuple[Tensor, list[Tensor]]:
 
     values = drawn()
     return values, [drawn() * scale for scale in SCALES]
-
-
-def _run(
-    optimizer: torch.optim.Optimizer,
-    parameters: Sequence[Parameter],
-    steps: Sequence[Sequence[Tensor]],
-) -> None:
-    for grads in steps:
-        for parameter, grad in zip(parameters, grads, strict=True):
-            parameter.grad = grad.clone()
-        optimizer.step()
-
-
-def _refusal(where: str, name: str, what: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"{where}: {name} is not element-wise, as far as a trial on a small matrix shows: {what}. "
-        f"ShardedOptimizer has each rank step flat fragments of parameters, which is the same only "
-        f"if each element's step depends on that element alone (SGD, Adam, AdamW, ... do); use "
-        f"such an optimizer, whole=True, which deals whole parameters to ranks, or "
-        f"DistributedDataParallel with this one"
-    )

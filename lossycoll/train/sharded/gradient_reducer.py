@@ -10,9 +10,8 @@ known: it takes longer to come, and doesn't wait for the bucket to be sent.
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -20,16 +19,22 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn import Parameter
 
 from lossycoll.errors import OptionError, PeerLostError, TrainingError, UnsupportedError
 from lossycoll.train.common.collectives import Collectives, ReportedMean, Work, wait_all
-from lossycoll.train.common.layout import Bucket
 from lossycoll.train.compress.arc_topk import ARCTopKState
-from lossycoll.train.sharded.backward_pass import GradStamp
 
-from .backward_pass import PassStatus, at_end, is_nested, order_of, pass_number
-from .parameter_store import Shard
+from .backward_pass import (
+    GradStamp,
+    PassStatus,
+    ReducerOrder,
+    at_end,
+    is_nested,
+    orders,
+    pass_number,
+)
+from .parameter_store import ParameterStore, Shard
+from .parameter_sync import ParameterSync
 from .refusals import check_owners, owners_needed
 
 
@@ -49,13 +54,10 @@ class Compressor:
         self._state = state
         self._collectives = collectives
         self._reduced = False
-        self._pending: set[str] = set()
-        """Keys of the gradients that were sent, and that no step has taken yet."""
 
     def start(self, shard: Shard, model: Sequence[Tensor]) -> Work:
         """Starts the compressed mean of a bucket, of which ``own_grads`` gets this rank's chunk."""
         keys = self._state.keys(model[member.index] for member in shard.bucket.members)
-        self._pending.update(keys)
 
         def work() -> None:
             self._state.reduce(keys, shard.views, shard.grads, hold=True)
@@ -85,15 +87,13 @@ class Compressor:
     def forget(self) -> None:
         """No step is taken with the last pass."""
         self._reduced = False
-        self._state.discard(self._pending)
-        self._pending.clear()
+        self._state.discard()
 
     def keep(self, unused: Iterable[Tensor]) -> None:
         """A step was taken with the last pass, without ``unused``, of which no rank had a
         gradient: what was sent of their errors is still to come."""
         self._state.discard(self._state.keys(unused))
-        self._state.commit(self._pending)
-        self._pending.clear()
+        self._state.commit()
         self._reduced = False
 
 
@@ -128,48 +128,26 @@ class Residual:
     without a GradScaler's scale, which is known only at a step: it is sent with the expected one.
     """
 
-    def __init__(self, bucket: Bucket, like: Tensor) -> None:
-        self._bucket = bucket
-        self._values = torch.zeros_like(like)
-        self._views = [
-            self._values.as_strided(member.shape, member.stride, member.begin)
-            for member in bucket.members
-        ]
-
-    def add_to(self, gradient: Tensor, position: int, scale: float) -> None:
-        gradient.add_(self._views[position], alpha=scale)
+    def __init__(self, shard: Shard) -> None:
+        self.values = torch.zeros_like(shard.grads)
+        self.views = [member.view(self.values) for member in shard.bucket.members]
 
     def keep(
-        self,
-        missed: Tensor | None,
-        present: Collection[int],
-        scales: tuple[float, float],
+        self, missed: Tensor | None, present: Sequence[bool], scales: tuple[float, float]
     ) -> None:
         """Takes what was lost of this rank's contribution, ``missed`` (size,), for the next pass.
 
-        ``present`` are positions of members that had a gradient; the others' residual, of which
-        zeros were sent, stays. ``scales``: the one given to :meth:`add_to`, and the right one.
+        ``present``: which members had a gradient; the others' residual, of which zeros were sent,
+        stays. ``scales``: the one that it was sent with, and the right one.
         """
-        absent = [(view, view.clone()) for i, view in enumerate(self._views) if i not in present]
+        pairs = zip(self.views, present, strict=True)
+        absent = [(view, view.clone()) for view, was_there in pairs if not was_there]
         added, scale = scales
-        self._values.mul_(1 - added / scale)
+        self.values.mul_(1 - added / scale)
         for view, before in absent:
             view.copy_(before)
         if missed is not None:
-            self._values.add_(missed, alpha=1 / scale)
-
-    def values(self) -> Tensor:
-        return self._values.clone()
-
-    def replace(self, values: Mapping[int, Tensor]) -> None:
-        """Sets the residual by the index of the parameter; zeros for the others."""
-        self._values.zero_()
-        for member, view in zip(self._bucket.members, self._views, strict=True):
-            if member.index in values:
-                view.copy_(values[member.index])
-
-    def norm(self) -> float:
-        return float(torch.linalg.vector_norm(self._values))
+            self.values.add_(missed, alpha=1 / scale)
 
 
 @dataclass(eq=False)
@@ -185,39 +163,35 @@ class _BucketState:
 
 
 class GradientReducer:
-    """Reduces the gradients of the parameters that :meth:`watch` was given.
+    """Reduces the gradients of a store's parameters, whose shards :meth:`watch` is given.
 
-    ``name`` returns a parameter's name by its index; ``begun`` and ``finished`` are called when a
-    pass begins and has been reduced; ``written`` says whether parameters were written to since the
-    last step. With ``feedback`` what is lost is sent again with the next pass.
+    ``finished`` is called when a pass has been reduced. With ``feedback`` what is lost is sent
+    again with the next pass.
     """
 
     def __init__(
         self,
-        collectives: Collectives,
-        name: Callable[[int], str],
+        store: ParameterStore,
+        parameter_sync: ParameterSync,
         finished: Callable[[PassStatus], None],
-        begun: Callable[[], None],
-        written: Callable[[], bool],
         *,
-        feedback: bool = False,
-        compression: Compressor | None = None,
+        feedback: bool,
+        compression: ARCTopKState | None,
     ) -> None:
-        self._collectives = collectives
-        self._name = name
+        self._collectives = collectives = store.collectives
+        self._store = store
+        self._parameter_sync = parameter_sync
         self._finished = weakref.WeakMethod(finished)  # or it would live until cycles are collected
-        self._begun = begun
-        self._written = written
         self.feedback = feedback
-        self._compression = compression
-        self._order = order_of(collectives.group)
-        self._model: list[Parameter] = []
+        self._compression = None if compression is None else Compressor(compression, collectives)
+        self._order = orders.setdefault(collectives.group, ReducerOrder())
+        self._model = store.model
         self._buckets: list[_BucketState] = []
         self._places: dict[int, tuple[int, int]] = {}  # bucket and position there, by index
-        self._scale = 1.0  # the scale that a GradScaler is expected to have in the next pass
+        self.scale = 1.0  # the scale that a GradScaler is expected to have in the next pass
         self._sync = True
         self._armed: int | None = None  # the number of the backward pass that calls :meth:`end`
-        self._open = False
+        self.is_open = False
         self._launched = 0  # buckets that have started in this pass: the first ones
         self._seen: set[int] = set()
         """Indices of the parameters whose gradients were copied in this pass."""
@@ -229,16 +203,14 @@ class GradientReducer:
     def join(self) -> None:
         self._order.join(self, self._collectives)
 
-    def watch(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
-        """Adds parameters, from the next index on, and their buckets; not during a pass."""
-        # What isn't in the last pass has no gradient there.
-        for index in range(len(self._model), len(self._model) + len(model)):
-            self._sent[index] = GradStamp(None)
-        self._model += model
+    def watch(self, shards: Sequence[Shard]) -> None:
+        """Adds buckets of parameters; not during a pass."""
         for shard in shards:
-            residual = Residual(shard.bucket, shard.grads) if self.feedback else None
+            residual = Residual(shard) if self.feedback else None
             self._buckets.append(_BucketState(shard, residual))
             for position, member in enumerate(shard.bucket.members):
+                # What isn't in the last pass has no gradient there.
+                self._sent[member.index] = GradStamp(None)
                 self._places[member.index] = (len(self._buckets) - 1, position)
                 hook = partial(_on_gradient, weakref.ref(self), member.index)
                 self._model[member.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
@@ -263,9 +235,9 @@ class GradientReducer:
         self._enter_pass()
         if number < self._launched:
             raise TrainingError(
-                f"{self._collectives}: {self._name(index)} got its gradient in two parts during "
-                f"one backward pass, the second after its bucket had been sent; is it used inside "
-                f"and outside of a checkpointed block? use_reentrant=False makes it one part"
+                f"{self._collectives}: {self._store.names[index]} got its gradient in two parts "
+                f"during one backward pass, the second after its bucket had been sent; is it used "
+                f"inside and outside of a checkpointed block? use_reentrant=False makes it one part"
             )
         self._copy(index)
         if index not in self._seen:
@@ -280,21 +252,21 @@ class GradientReducer:
     def _enter_pass(self) -> None:
         """Makes the running backward pass the one that is reduced."""
         number = pass_number()
-        if self._open and self._armed not in (None, number) and not is_nested():
+        if self.is_open and self._armed not in (None, number) and not is_nested():
             self.finish()  # the pass before this one raised
-        if self._compression is not None and not self._open:
+        if self._compression is not None and not self.is_open:
             self._compression.check_taken()
         if self._armed is None:
             self._armed = number
             at_end(partial(_on_end, weakref.ref(self)))
-        if not self._open:
+        if not self.is_open:
             self._begin()
 
     def end(self) -> None:
         """The pass that :meth:`ready` was called from is over."""
         if is_nested():
             self._armed = None  # the pass around it goes on, and calls back for itself
-        elif self._open:
+        elif self.is_open:
             self.finish()
 
     @torch.no_grad()
@@ -304,24 +276,14 @@ class GradientReducer:
             self._order.finish(self, self._collectives)
 
     @property
-    def is_open(self) -> bool:
-        return self._open
-
-    @property
     def is_used(self) -> bool:
         """True if some of its parameters haven't been given to another optimizer."""
-        members = [
-            (bucket.shard, position, self._model[member.index])
-            for bucket in self._buckets
-            for position, member in enumerate(bucket.shard.bucket.members)
-            if member.begin < member.end
-        ]
-        return not members or any(
-            shard.holds(position, parameter) for shard, position, parameter in members
-        )
+        members = [m for bucket in self._buckets for m in bucket.shard.bucket.members]
+        filled = sum(member.begin < member.end for member in members)
+        return not filled or len(self._store.moved()) < filled
 
     def send(self) -> None:
-        if not self._open:
+        if not self.is_open:
             self._begin()
         try:
             with owners_needed():
@@ -334,21 +296,16 @@ class GradientReducer:
                     # All ranks refuse the step, and a GradScaler doesn't even ask for it.
                     self._compression.forget()
         finally:
-            self._open, self._armed = False, None
+            self.is_open, self._armed = False, None
         finished = self._finished()
         if finished is not None:
             finished(self._status)
 
-    def finish_open(self) -> None:
-        """Ends a pass that raised, so that this rank has submitted what the others have."""
-        if self._open:
-            self.finish()
-
     def _begin(self) -> None:
-        self._begun()
+        self._parameter_sync.finish_all()
         if self._compression is not None:
             self._compression.forget()  # what was sent before, if anything, is sent anew
-        self._open = True
+        self.is_open = True
         self._launched = 0
         self._seen = set()
         self._sent = {}
@@ -363,8 +320,9 @@ class GradientReducer:
         assert grad is not None
         if grad.layout is not torch.strided:
             raise UnsupportedError(
-                f"{self._collectives}: the gradient of {self._name(index)} is {grad.layout}, but "
-                f"only dense ones can be sharded; make the embedding with sparse=False"
+                f"{self._collectives}: the gradient of {self._store.names[index]} is "
+                f"{grad.layout}, but only dense ones can be sharded; make the embedding with "
+                f"sparse=False"
             )
         number, position = self._places[index]
         bucket = self._buckets[number]
@@ -372,8 +330,8 @@ class GradientReducer:
         view.copy_(grad)
         self._sent[index] = GradStamp(grad)  # what hooks change from here on isn't sent
         if bucket.residual is not None:
-            bucket.residual.add_to(view, position, self._scale)
-        self._status.note_used(index)
+            view.add_(bucket.residual.views[position], alpha=self.scale)
+        self._status.used[index] = 1
 
     def _launch_rest(self) -> None:
         while self._launched < len(self._buckets):
@@ -393,7 +351,7 @@ class GradientReducer:
         bucket = self._buckets[self._launched]
         shard = bucket.shard
         if not shard.is_finite():
-            self._status.note_bad(self._collectives.rank)
+            self._status.is_bad[self._collectives.rank] = 1
         if self._launched == len(self._buckets) - 1 and self._compression is None:
             self._start_status()
         if self._compression is not None:
@@ -409,10 +367,8 @@ class GradientReducer:
         return [bucket.work for bucket in self._buckets if bucket.work is not None]
 
     def _start_status(self) -> None:
-        if self._written():
-            self._status.note_written()
-        flags = self._status.flags
-        self._status_work = self._collectives.all_reduce(flags, dist.ReduceOp.MAX)
+        self._status.written.fill_(self._parameter_sync.was_written())
+        self._status_work = self._collectives.all_reduce(self._status.flags, dist.ReduceOp.MAX)
 
     def _combine_status(self) -> None:
         if self._status_work is None:
@@ -448,33 +404,31 @@ class GradientReducer:
         """A step was taken with the last pass, whose gradients were divided by ``scale``."""
         if self._compression is not None:
             # Parameters that were added since weren't in the pass.
-            pairs = zip(self._model, self._status.used, strict=False)
+            pairs = zip(self._model, self._status.used.tolist(), strict=False)
             self._compression.keep(parameter for parameter, used in pairs if not used)
         for bucket in self._buckets:
             if bucket.residual is None or bucket.report is None:
                 continue
-            shard = bucket.shard
-            present = {i for i, m in enumerate(shard.bucket.members) if m.index in self._seen}
-            bucket.residual.keep(bucket.report.missed, present, (self._scale, scale))
+            present = [member.index in self._seen for member in bucket.shard.bucket.members]
+            bucket.residual.keep(bucket.report.missed, present, (self.scale, scale))
             bucket.report = None
-        self._scale = scale
-
-    def rescale(self, scale: float) -> None:
-        self._scale = scale
+        self.scale = scale
 
     def residuals(self) -> list[Tensor]:
-        """Copies of the residuals, float (size,) of each bucket; none without error feedback."""
-        return [b.residual.values() for b in self._buckets if b.residual is not None]
+        """The residuals, float (size,) of each bucket; none without error feedback."""
+        return [b.residual.values for b in self._buckets if b.residual is not None]
 
     @torch.no_grad()
     def replace_residuals(self, values: Mapping[int, Tensor]) -> None:
+        """Sets the residuals by the index of the parameter; zeros for the others."""
         for bucket in self._buckets:
             bucket.report = None
             if bucket.residual is not None:
-                bucket.residual.replace(values)
-
-    def residual_norm(self) -> float:
-        return math.hypot(*(b.residual.norm() for b in self._buckets if b.residual is not None))
+                bucket.residual.values.zero_()
+                pairs = zip(bucket.shard.bucket.members, bucket.residual.views, strict=True)
+                for member, view in pairs:
+                    if member.index in values:
+                        view.copy_(values[member.index])
 
 
 # The hooks of autograd don't keep the reducer, so that an optimizer that nobody has any more is

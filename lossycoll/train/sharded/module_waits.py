@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -65,7 +66,9 @@ class ModuleWaits:
         self._called: set[nn.Module] = set()
         self._waits: dict[nn.Module, list[Parameter]] | None = None
         """Parameters that each module waits for; None before the first training pass is over."""
-        enter, finish, close = map(_Hook, (self._enter, self._finish_all, self._close))
+        enter = _Hook(self._enter)
+        finish = _Hook(partial(self._call, ParameterSync.finish_all))
+        close = _Hook(partial(self._call, ParameterSync.close))
         if (ddp := ddp_of(model)) is not None:
             raise UnsupportedError(
                 f"model is a {type(model).__name__} with DistributedDataParallel, which reduces "
@@ -111,7 +114,7 @@ class ModuleWaits:
                 sync.finish(number)
 
     def _leave(self, model: nn.Module) -> None:
-        self._finish_all(model)
+        self._call(ParameterSync.finish_all)
         if self._waits is None and model.training:
             self._waits = {
                 module: list(self._parameters_read_by(module)) for module in model.modules()
@@ -124,14 +127,7 @@ class ModuleWaits:
             if child not in self._called:
                 yield from self._parameters_read_by(child)
 
-    def _finish_all(self, module: nn.Module) -> None:
-        del module
+    def _call(self, method: Callable[[ParameterSync], None], *_: nn.Module) -> None:
         sync = self._sync()
         if sync is not None:
-            sync.finish_all()
-
-    def _close(self, module: nn.Module) -> None:
-        del module
-        sync = self._sync()
-        if sync is not None:
-            sync.close()
+            method(sync)

@@ -21,20 +21,18 @@ from torch.optim import Optimizer
 from lossycoll.errors import CheckpointError, OptionError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.layout import BUCKET_BYTES
-from lossycoll.train.common.staleness import AUTO
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 from . import checkpoint
 from .backup import ShardBackup, assembled, gathered
-from .backward_pass import PassStatus
+from .backward_pass import PassStatus, ScalerProbe, total_norm
 from .checkpoint import FragmentState
-from .gradient_reducer import Compressor, GradientReducer
+from .gradient_reducer import GradientReducer
 from .module_waits import ModuleWaits
 from .parameter_store import ModelGroups, ParameterStore, options
 from .parameter_sync import ParameterSync, ShardedStats
 from .refusals import changed_gradient, nonfinite, unscaled_early
-from .scaling import ScalerProbe, total_norm
-from .settings import ShardedSettings
+from .settings import AUTO, ShardedSettings
 
 log: Final = logging.getLogger("lossycoll")
 
@@ -113,18 +111,16 @@ class ShardedOptimizer(Optimizer):
         if self._collectives.lossy is not None:
             self._collectives.lossy.lossy_made_up_for()
         self._store = ParameterStore(
-            self._collectives, optimizer_class, defaults, settings.agreed(optimizer_class)
+            self._collectives, ModelGroups(params), settings, optimizer_class, defaults
         )
-        self._parameter_sync = ParameterSync(self._collectives, settings.staleness_bound)
+        self._parameter_sync = ParameterSync(self._store, settings.staleness_bound)
         self._waits = None if model is None else ModuleWaits(model, self._parameter_sync)
         self._reducer = GradientReducer(
-            self._collectives,
-            self._store.name,
+            self._store,
+            self._parameter_sync,
             self._receive,
-            self._parameter_sync.finish_all,
-            self._parameter_sync.was_written,
             feedback=error_feedback,
-            compression=None if compression is None else Compressor(compression, self._collectives),
+            compression=compression,
         )
         self._probe = ScalerProbe()
         self._reduced: PassStatus | None = None
@@ -133,8 +129,7 @@ class ShardedOptimizer(Optimizer):
         """Result of :meth:`state_dict`."""
         self.shard_era: int = 0
         """Number of times that shards were restored, by this optimizer and those before it."""
-        self._model_groups = ModelGroups(params)
-        self._inner = optimizer_class(self._fragment_groups(), **defaults)
+        self._inner = optimizer_class(self._take(0), **defaults)
         # What schedulers, scalers and users see is the inner optimizer's own.
         super().__init__(self._inner.param_groups, self._inner.defaults)
         self._made = True
@@ -162,11 +157,10 @@ class ShardedOptimizer(Optimizer):
         if not self._made:  # torch's constructor, with the inner optimizer's groups
             super().add_param_group(param_group)
             return
-        groups, store = self._model_groups, self._store
-        with groups.adding(param_group, store.frozen) as (added, thawed):
-            number = len(groups.param_groups) - 1
-            (fragments,) = self._take(groups.param_groups[number:], number)
-        self._inner.add_param_group({**options(added), "params": fragments})
+        store = self._store
+        with store.groups.adding(param_group, store.frozen) as thawed:
+            (added,) = self._take(len(store.groups.param_groups) - 1)
+        self._inner.add_param_group(added)
         # A checkpoint may have had state of what was frozen.
         names = checkpoint.elementwise_of(store.frozen, store.elementwise)
         for each in store.owned:
@@ -179,23 +173,17 @@ class ShardedOptimizer(Optimizer):
             del store.frozen[parameter]
         self._consolidated = None
 
-    def _fragment_groups(self) -> list[dict[str, Any]]:
-        groups = self._model_groups.param_groups
-        return [
-            {**options(group), "params": fragments}
-            for group, fragments in zip(groups, self._take(groups, 0), strict=True)
-        ]
-
-    def _take(self, groups: Sequence[dict[str, Any]], number: int) -> list[list[Parameter]]:
-        """This rank's fragments of new groups, the first of which is group ``number``."""
+    def _take(self, number: int) -> list[dict[str, Any]]:
+        """This rank's fragments of the groups from ``number`` on, in groups."""
         store = self._store
         if self._waits is not None:
+            groups = store.groups.param_groups[number:]
             self._waits.check(p for each in groups for p in each["params"])
-        parameters, shards = len(store.model), len(store.shards)
-        fragments = store.take(groups, number)
-        self._reducer.watch(store.model[parameters:], store.shards[shards:])
-        self._parameter_sync.add(store.model, store.shards[shards:])
-        return fragments
+        shards = len(store.shards)
+        taken = store.take(number)
+        self._reducer.watch(store.shards[shards:])
+        self._parameter_sync.add(store.shards[shards:])
+        return taken
 
     def _adopt(self) -> None:
         self.param_groups: Any = self._inner.param_groups
@@ -249,14 +237,10 @@ class ShardedOptimizer(Optimizer):
         Args:
             set_to_none: Whether the model's gradients become None rather than zeros.
         """
-        for parameter in (*self._store.model, *self._store.frozen):
-            if parameter.grad is not None:
-                if set_to_none:
-                    parameter.grad = None
-                else:
-                    parameter.grad.detach_().zero_()
+        self._store.groups.zero_grad(set_to_none)
         self._drop_pass()
-        self._reducer.finish_open()
+        if self._reducer.is_open:  # a pass has raised: the others have submitted all of it
+            self._reducer.finish()
         self._reducer.forget()
         self._clear()
 
@@ -280,7 +264,7 @@ class ShardedOptimizer(Optimizer):
             raise unscaled_early(self._collectives)
         self._drop_pass()
         self._reduced = status
-        used = status.used
+        used = status.used.tolist()
         for each in self._store.owned:
             each.parameter.grad = each.grad if used[each.index] else None
         grads = [each.grad for each in self._store.owned if used[each.index]]
@@ -302,7 +286,7 @@ class ShardedOptimizer(Optimizer):
         scale = self._probe.scale()
         if scale != 1.0:
             bad = self._reduced is not None and self._reduced.bad
-            self._reducer.rescale(scale / 2 if bad else scale)
+            self._reducer.scale = scale / 2 if bad else scale
         self._clear()
 
     def _reduce(self) -> PassStatus:
@@ -314,18 +298,12 @@ class ShardedOptimizer(Optimizer):
         self._store.check_sound()
         if self._reduced is None:
             self._reducer.finish()
-        else:
-            self._check_unchanged()
+        elif (index := self._reducer.changed()) is not None:
+            if self._probe.was_changed():
+                self._reduced = None  # nor may it be reduced anew after it was unscaled
+            raise changed_gradient(self._collectives, self._store.names[index])
         assert self._reduced is not None
         return self._reduced
-
-    def _check_unchanged(self) -> None:
-        index = self._reducer.changed()
-        if index is None:
-            return
-        if self._probe.was_changed():
-            self._reduced = None  # nor may it be reduced anew after it was unscaled
-        raise changed_gradient(self._collectives, self._store.name(index))
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -383,25 +361,21 @@ class ShardedOptimizer(Optimizer):
         bad = status.bad
         scale = self._probe.scale()
         self._probe.detach()
+        if bad and self._settings.on_nonfinite == "raise":
+            raise nonfinite(self._collectives, bad)
         if bad:
-            self._refuse(bad)
+            self._clear()
+            self._parameter_sync.skip()
             return loss
         self._reduced = self._consolidated = None
         self._parameter_sync.settle_owed()
         self._inner.step()
         self._clear()
         self._reducer.keep_lost(scale)
-        self._parameter_sync.begin(whole=status.written)
+        self._parameter_sync.begin(whole=bool(status.written))
         if self._waits is None:
             self._parameter_sync.settle()
         return loss
-
-    def _refuse(self, bad: Sequence[int]) -> None:
-        if self._settings.on_nonfinite == "skip":
-            self._clear()
-            self._parameter_sync.skip()
-            return
-        raise nonfinite(self._collectives, bad)
 
     # ---- replicas and figures ----
 
@@ -431,7 +405,7 @@ class ShardedOptimizer(Optimizer):
         Returns:
             The norm; 0 without error feedback.
         """
-        return self._reducer.residual_norm()
+        return math.hypot(*(float(torch.linalg.vector_norm(r)) for r in self._reducer.residuals()))
 
     def stats(self) -> ShardedStats:
         """Return this rank's counts since the optimizer was made."""
@@ -460,14 +434,8 @@ class ShardedOptimizer(Optimizer):
             )
         self.synchronize_parameters()
         self._consolidated = None
-        self._consolidated = checkpoint.save(
-            self._collectives,
-            self._store,
-            self._inner,
-            self._model_groups.param_groups,
-            self._reducer.residuals() if self._reducer.feedback else None,
-            to,
-        )
+        residuals = self._reducer.residuals() if self._reducer.feedback else None
+        self._consolidated = checkpoint.save(self._store, self._inner, residuals, to)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state in the plain optimizer's form, which loads there and at any number of
@@ -495,11 +463,7 @@ class ShardedOptimizer(Optimizer):
 
     def shard_state(self) -> tuple[list[FragmentState], list[dict[str, Any]]]:
         """Return the state that only this rank has, by fragment, and the options of each group."""
-        fragments = [
-            checkpoint.state_of(each.fragment, found)
-            for each in self._store.owned
-            if (found := self._inner.state.get(each.parameter))
-        ]
+        fragments = checkpoint.states_of(self._store.owned, self._inner.state)
         return fragments, [options(group) for group in self._inner.param_groups]
 
     @torch.no_grad()
@@ -522,8 +486,7 @@ class ShardedOptimizer(Optimizer):
         states = gathered(backup, self.group)
         if not states:
             return False
-        groups = self._model_groups.param_groups
-        self.load_state_dict(assembled(states, self._store, groups))
+        self.load_state_dict(assembled(states, self._store))
         self.shard_era = 1 + states[0].era
         return True
 
@@ -544,8 +507,7 @@ class ShardedOptimizer(Optimizer):
         for before in self._optimizer_load_state_dict_pre_hooks.values():
             state_dict = before(self, state_dict) or state_dict
         store = self._store
-        groups = self._model_groups.param_groups
-        loaded = checkpoint.read(state_dict, groups, store, str(self._collectives))
+        loaded = checkpoint.read(state_dict, store)
         self._probe.detach()
         self._inner.load_state_dict(checkpoint.deal(loaded, self.param_groups, store))
         store.frozen = {p: dict(loaded.states.get(p, {})) for p in store.frozen}

@@ -20,10 +20,11 @@ from torch.optim import Optimizer
 
 from lossycoll.errors import TrainingError
 from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.consistency import check_same
-from lossycoll.train.common.layout import Bucket, Fragment, ParameterSpec, lay_out
+from lossycoll.train.common.consistency import Agreement, as_lines, check_same
+from lossycoll.train.common.layout import Bucket, Fragment, lay_out
 
-from .eligibility import NamedParameter, agreement, check_parameters, elementwise_state, whole_state
+from .eligibility import NamedParameter, Trial, check_parameters
+from .settings import ShardedSettings
 
 
 @dataclass(eq=False)
@@ -51,14 +52,12 @@ class Shard:
         """Contribution of this rank, float (size,). Padding stays 0."""
         self.own_grads = torch.zeros(bucket.chunk, dtype=first.dtype, device=first.device)
         """This rank's chunk of the mean, float (chunk,)."""
-        self.views = [
-            self.grads.as_strided(member.shape, member.stride, member.begin)
-            for member in bucket.members
-        ]  # place of each parameter's gradient, in the order of members
+        self.views = [member.view(self.grads) for member in bucket.members]
+        """Place of each parameter's gradient, in the order of members."""
         with torch.no_grad():
             for member in bucket.members:
                 parameter = model[member.index]
-                view = self.flat.as_strided(member.shape, member.stride, member.begin)
+                view = member.view(self.flat)
                 view.copy_(parameter)
                 parameter.data = view
         base = rank * bucket.chunk
@@ -105,29 +104,39 @@ class ModelGroups(Optimizer):
     @contextlib.contextmanager
     def adding(
         self, param_group: dict[str, Any], frozen: Collection[Parameter]
-    ) -> Iterator[tuple[dict[str, Any], set[Parameter]]]:
+    ) -> Iterator[set[Parameter]]:
         """Adds a group; if the block raises, the groups are what they were before.
 
         Those of ``frozen`` that require gradients now leave the groups that they are in. Yields the
-        new group, and the parameters that were frozen.
+        parameters that were frozen.
         """
         added = dict(param_group)
         members = added["params"]
         added["params"] = [members] if isinstance(members, Tensor) else list(members)
         tensors = [entry[1] if isinstance(entry, tuple) else entry for entry in added["params"]]
         thawed = {tensor for tensor in tensors if tensor in frozen and tensor.requires_grad}
-        before = [_members(group) for group in self.param_groups]
-        for group in self.param_groups:
+        before, self.param_groups = self.param_groups, []
+        for group in before:
             kept = [p not in thawed for p in group["params"]]
-            group.update({key: list(compress(of, kept)) for key, of in _members(group).items()})
+            members = {key: list(compress(of, kept)) for key, of in _members(group).items()}
+            self.param_groups.append({**group, **members})
         try:
             self.add_param_group(added)
-            yield added, thawed
+            yield thawed
         except BaseException:
-            for group, members_before in zip(self.param_groups, before, strict=False):
-                group.update(members_before)
-            del self.param_groups[len(before) :]
+            self.param_groups = before
             raise
+
+    def packed(
+        self, states: Mapping[Tensor, Any], options_of: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """A plain optimizer's ``state_dict()`` of states by parameter, and options by group."""
+        pairs = zip(options_of, self.param_groups, strict=True)
+        self.param_groups = [{**given, **_members(group)} for given, group in pairs]
+        self.state = dict(states)  # type: ignore[assignment]
+        found = self.state_dict()
+        self.state.clear()
+        return {**found, "state": dict(sorted(found["state"].items()))}
 
 
 Group = dict[str, Any]
@@ -139,22 +148,22 @@ def _members(group: Group) -> dict[str, list[Any]]:
 
 
 class ParameterStore:
-    """All parameters of one optimizer, in buckets, and this rank's fragments of them.
-
-    ``settings`` is what all ranks must have alike.
-    """
+    """All parameters of one optimizer, in buckets, and this rank's fragments of them."""
 
     def __init__(
         self,
         collectives: Collectives,
+        groups: ModelGroups,
+        settings: ShardedSettings,
         optimizer_class: Callable[..., Any],
-        options: Mapping[str, Any],
-        settings: Mapping[str, Any],
+        defaults: Mapping[str, Any],
     ) -> None:
-        self._collectives = collectives
-        self._class = optimizer_class
-        self._options = options
+        self.collectives = collectives
+        self.groups = groups
+        self.whole = settings.whole  # whether no parameter is cut
         self._settings = settings
+        self._class = optimizer_class
+        self._defaults = defaults
         self.model: list[Parameter] = []
         """The parameters that are trained, in order of registration: elsewhere called by index."""
         self.names: list[str] = []
@@ -165,30 +174,28 @@ class ParameterStore:
         self.elementwise: frozenset[str] = frozenset()
         """Names of the optimizer's state that has an entry for each element."""
 
-    def name(self, index: int) -> str:
-        return self.names[index]
-
-    @property
-    def whole(self) -> bool:
-        """True if no parameter is cut."""
-        return bool(self._settings["whole"])
-
-    def take(self, groups: Sequence[Group], number: int) -> list[list[Parameter]]:
+    def take(self, number: int) -> list[Group]:
         """Moves parameters of new groups, from group ``number`` on, into buckets.
 
-        All ranks call this. Returns this rank's fragments, by group. After an error (one can't be
+        All ranks call this. Returns groups of this rank's fragments. After an error (one can't be
         sharded, or ranks differ) nothing has been moved.
         """
+        groups = self.groups.param_groups[number:]
         named = [
             each for place, group in enumerate(groups, number) for each in _named(group, place)
         ]
         trained = [each for each in named if each.parameter.requires_grad]
         frozen = [each.parameter for each in named if not each.parameter.requires_grad]
         still = [parameter for parameter in (*self.frozen, *frozen) if not parameter.requires_grad]
-        check_parameters(self._collectives, trained, still)
-        elementwise = self.elementwise.union(*map(self._elementwise_of, groups))
+        check_parameters(self.collectives, trained, still)
+        elementwise = self.elementwise
+        for group in groups:
+            trial = Trial(self._class, self._defaults, str(self.collectives), options(group))
+            elementwise |= trial.whole_state() if self.whole else trial.elementwise_state()
+        lines = [*as_lines(self._settings_with(groups, number)), *map(str, trained)]
+        device = trained[-1].parameter.device if trained else torch.device("cpu")
         check_same(
-            [agreement(self._collectives, self._settings_with(groups, number), trained)],
+            [Agreement(self.collectives, lines, device)],
             "ShardedOptimizer is made differently",
             "all ranks need the same model and the same arguments",
         )
@@ -197,50 +204,54 @@ class ParameterStore:
         self.model += [each.parameter for each in trained]
         self.names += [each.name for each in trained]
         self.frozen |= {parameter: {} for parameter in frozen}
-        fragments: list[list[Parameter]] = [[] for _ in groups]
-        owned = self._move([each.spec for each in trained], start)
+        shards = [
+            Shard(bucket, self.model, self.collectives.rank)
+            for bucket in lay_out(
+                [each.spec for each in trained],
+                self.collectives.world,
+                self._settings.bucket_bytes,
+                start=start,
+                whole=self.whole,
+            )
+        ]
+        for shard in shards:
+            self.collectives.broadcast(shard.flat)
+        owned = [each for shard in shards for each in shard.owned]
+        self.shards += shards
+        self.owned += owned
+        out = [{**options(group), "params": []} for group in groups]
         for each in sorted(owned, key=lambda each: each.index):
-            fragments[trained[each.index - start].group - number].append(each.parameter)
-        return fragments
-
-    def _elementwise_of(self, group: Group) -> frozenset[str]:
-        where = str(self._collectives)
-        state_of = whole_state if self._settings["whole"] else elementwise_state
-        return state_of(self._class, self._options, where, options(group))
+            out[trained[each.index - start].group - number]["params"].append(each.parameter)
+        return out
 
     def _settings_with(self, groups: Sequence[Group], number: int) -> dict[str, Any]:
-        settings = dict(self._settings)
+        settings = self._settings.agreed(self._class)
         for place, group in enumerate(groups, number):
-            written = {**self._options, **options(group)}
+            written = {**self._defaults, **options(group)}
             plain = {key: value for key, value in written.items() if _is_plain(value)}
             settings[f"group {place}"] = dict(sorted(plain.items()))
         return settings
 
-    def _move(self, specs: Sequence[ParameterSpec], start: int) -> list[OwnedFragment]:
-        """Moves the parameters from index ``start`` on into buckets; this rank's fragments."""
-        world, bucket_bytes = self._collectives.world, self._settings["bucket_bytes"]
-        buckets = lay_out(specs, world, bucket_bytes, start=start, whole=self._settings["whole"])
-        shards = [Shard(bucket, self.model, self._collectives.rank) for bucket in buckets]
-        for shard in shards:
-            self._collectives.broadcast(shard.flat)
-        owned = [each for shard in shards for each in shard.owned]
-        self.shards += shards
-        self.owned += owned
-        return owned
+    def moved(self) -> list[int]:
+        """Indices of parameters that were given other memory, as by another optimizer."""
+        return [
+            member.index
+            for shard in self.shards
+            for position, member in enumerate(shard.bucket.members)
+            if not shard.holds(position, self.model[member.index])
+        ]
 
     def check_sound(self) -> None:
-        for shard in self.shards:
-            for position, member in enumerate(shard.bucket.members):
-                if not shard.holds(position, self.model[member.index]):
-                    raise TrainingError(
-                        f"{self._collectives}: {self.names[member.index]} was given other memory "
-                        f"after the optimizer was made (by model.to() or parameter.data = ..., "
-                        f"say); do that before, or make the optimizer anew"
-                    )
+        for index in self.moved():
+            raise TrainingError(
+                f"{self.collectives}: {self.names[index]} was given other memory after the "
+                f"optimizer was made (by model.to() or parameter.data = ..., say); do that before, "
+                f"or make the optimizer anew"
+            )
         for parameter in self.frozen:
             if parameter.grad is not None:
                 raise TrainingError(
-                    f"{self._collectives}: a parameter of shape {tuple(parameter.shape)} that was "
+                    f"{self.collectives}: a parameter of shape {tuple(parameter.shape)} that was "
                     f"frozen (requires_grad=False) when the optimizer was made has a gradient; "
                     f"call optimizer.add_param_group({{'params': [parameter]}}) on all ranks when "
                     f"it is to be trained"

@@ -8,8 +8,9 @@ Errors wait for :meth:`ParameterSync.settle`, which all ranks call at the same p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -18,12 +19,12 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from lossycoll.errors import LinkError
-from lossycoll.train.common.collectives import BlockGather, Collectives, OnHost, wait_all
-from lossycoll.train.common.delivery import rounded_to
-from lossycoll.train.common.staleness import AUTO, MAX_AGE, Mask, Staleness, histogram
+from lossycoll.train.common.collectives import BlockGather, wait_all
+from lossycoll.train.common.delivery import Mask, rounded_to
 
-from .parameter_store import Shard
+from .parameter_store import ParameterStore, Shard
 from .refusals import check_owners, owners_needed
+from .settings import AUTO
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,50 @@ class ShardedStats:
     """Of ``blocks``, those that didn't arrive, so that the old values stayed."""
     repaired: int = 0
     """Of ``blocks``, those that were due by ``max_age``, and were resent until they arrived."""
+
+
+MAX_AGE: Final = 3
+"""Of "auto", where a link delivers well. Of blocks, p^3 are repaired in a step: one in 1000 at 10%
+loss, one in 16 at 40%. Less repairs so much that little is left of a lossy step, more lets the rare
+old value weigh: with p^K shrinking so fast, what is gained from waiting longer soon is nothing."""
+PROBE_EVERY: Final = 16
+"""Share of an owner's blocks that needn't arrive: one in so many, another each step."""
+
+
+class Staleness:
+    """The ages of one bucket's blocks at one rank; its own have age 0.
+
+    A block's age is the number of steps since it last arrived from its owner: 0 if the last step's
+    arrived. With independent loss p the age is k with probability (1 - p) p^k. "Distributed
+    Training under Packet Loss" (Weintraub, Banner, Orda, arXiv 2507.07114) keeps a stale value
+    however old; the bound is ours.
+    """
+
+    def __init__(self, rank: int, world: int, blocks: int, max_age: int | None) -> None:
+        self._rank = rank
+        self._max_age = max_age
+        self._probes = np.arange(blocks) % PROBE_EVERY
+        self._steps = 0
+        self.values = np.zeros((world, blocks), np.int32)  # steps, int32 (world, blocks), by owner
+
+    def needed(self, strict: NDArray[np.bool_] | None = None) -> Mask | None:
+        """The blocks, bool (world, blocks), that the next step must bring; None: none.
+
+        Of the owners in ``strict``, bool (world,), these are all blocks but a sample.
+        """
+        if self._max_age is None:
+            return None
+        mask: Mask = self.values >= self._max_age
+        if strict is not None and strict.any():
+            mask |= strict[:, None] & (self._probes != self._steps % PROBE_EVERY)
+        mask[self._rank] = False
+        return mask if mask.any() else None
+
+    def advance(self, arrived: Mask) -> None:
+        self._steps += 1
+        self.values += 1
+        self.values[arrived] = 0
+        self.values[self._rank] = 0
 
 
 TOO_MANY: Final = 0.02
@@ -105,11 +150,9 @@ class ParameterDifferences:
         self._own_values = self.values[chunk]
         self._owed = torch.zeros_like(self._own)  # owner's parameters minus the replicas'
 
-    def settle_owed(self) -> None:
-        self._own.add_(self._owed)
-        self._owed.zero_()
-
-    def forget_owed(self) -> None:
+    def settle_owed(self, *, forget: bool) -> None:
+        if not forget:
+            self._own.add_(self._owed)
         self._owed.zero_()
 
     def take(self) -> None:
@@ -134,9 +177,9 @@ class _UnderWay:
     """Part of a bucket that the last step has sent."""
 
     gather: BlockGather
-    needed: Mask | None  # blocks that are asked for until they come; None: none
-    due: Mask | None  # blocks of them that are due by ``max_age``
-    strict: NDArray[np.bool_] | None  # owners of whom no block may be stale
+    needed: Mask | None = None  # blocks that are asked for until they come; None: none
+    due: Mask | None = None  # blocks of them that are due by ``max_age``
+    strict: NDArray[np.bool_] | None = None  # owners of whom no block may be stale
     moves: bool = False
     """Whether all blocks must come, and differences are to what comes from then on."""
     whole: bool = False  # whether parameters were sent, and no differences
@@ -170,29 +213,30 @@ def _versions(parameters: Sequence[Parameter]) -> list[int]:
 
 
 class ParameterSync:
-    """Keeps the replicas of one optimizer's parameters together.
+    """Keeps the replicas of a store's parameters together.
 
     ``max_age`` is the staleness bound; None: no bound. "auto": MAX_AGE, and 0 for owners with too
     large an undelivered share, which each rank finds for itself: a receiver asks for what it needs.
     """
 
-    def __init__(self, collectives: Collectives, max_age: int | str | None) -> None:
-        self._collectives = collectives
+    def __init__(self, store: ParameterStore, max_age: int | str | None) -> None:
+        self._model = store.model
+        self._collectives = collectives = store.collectives
         self._undelivered: UndeliveredShare | None = None
         if max_age == AUTO:
             self._undelivered = UndeliveredShare(collectives.rank, collectives.world)
         self._max_age = MAX_AGE if isinstance(max_age, str) else max_age
         self._buckets: list[_BucketCopies] = []
-        self._places: dict[Parameter, int] = {}  # the number of each parameter's bucket
+        self.places: dict[Parameter, int] = {}  # the number of each parameter's bucket
         self._failure: Exception | None = None
         """The first error of a collective since the last step."""
         self._dead: LinkError | None = None
         """The first link since the last step of which a block was due and didn't arrive."""
-        self._figures = ShardedStats()
+        self._counts: Counter[str] = Counter()  # those of ShardedStats, by name
         self._steps = 0  # since the anchors of differences were moved
         self._written = False  # whether replicas may hold something else than differences are to
 
-    def add(self, model: Sequence[Parameter], shards: Sequence[Shard]) -> None:
+    def add(self, shards: Sequence[Shard]) -> None:
         for shard in shards:
             here, rank, world = self._collectives, self._collectives.rank, self._collectives.world
             encoding, differences = here.difference_encoding(shard.flat), None
@@ -201,19 +245,15 @@ class ParameterSync:
                 differences = ParameterDifferences(shard, rank, encoding, per_block)
             blocks = here.blocks(shard.bucket.chunk * shard.flat.element_size(), encoding)
             staleness = Staleness(rank, world, blocks, self._max_age)
-            parameters = [model[member.index] for member in shard.bucket.members]
-            self._places |= dict.fromkeys(parameters, len(self._buckets))
+            parameters = [self._model[member.index] for member in shard.bucket.members]
+            self.places |= dict.fromkeys(parameters, len(self._buckets))
             versions = _versions(parameters)
             self._buckets.append(_BucketCopies(shard, parameters, staleness, differences, versions))
 
     @property
-    def places(self) -> Mapping[Parameter, int]:
-        return self._places
-
-    @property
     def stats(self) -> ShardedStats:
         self.finish_all()
-        return self._figures
+        return ShardedStats(**self._counts)
 
     # ---- a step ----
 
@@ -221,21 +261,15 @@ class ParameterSync:
         """True if replicas may hold something else than differences are to: somebody has written to
         parameters since the last step, or what was sent in it didn't arrive.
         """
-        self._note_written()
+        kept = (bucket for bucket in self._buckets if bucket.differences is not None)
+        self._written = self._written or any(bucket.was_written() for bucket in kept)
         return self._written
 
-    def _note_written(self) -> None:
-        kept = [bucket for bucket in self._buckets if bucket.differences is not None]
-        self._written = self._written or any(bucket.was_written() for bucket in kept)
-
     def settle_owed(self) -> None:
-        self._note_written()
+        self.was_written()
         for bucket in self._buckets:
-            if bucket.differences is None:
-                continue
-            if bucket.was_written():
-                bucket.differences.forget_owed()
-            bucket.differences.settle_owed()
+            if bucket.differences is not None:
+                bucket.differences.settle_owed(forget=bucket.was_written())
 
     def begin(self, *, whole: bool = False) -> None:
         """Starts to send every rank's chunk of every bucket to all, the first layers' first.
@@ -249,38 +283,30 @@ class ParameterSync:
         self._written = self._written and not whole
         # Buckets are in the order of the backward pass, and the next forward pass is the other way.
         for bucket in reversed(self._buckets):
-            if bucket.differences is not None and whole:
-                bucket.under_way = self._send_whole(bucket)
-            else:
-                bucket.under_way = self._send(bucket, strict, moves=moves)
+            with owners_needed():
+                bucket.under_way = self._send(bucket, strict, moves=moves, whole=whole)
             bucket.touch()  # the own part has changed
-        self._figures = replace(self._figures, steps=self._figures.steps + 1)
+        self._counts["steps"] += 1
 
     def _send(
-        self,
-        bucket: _BucketCopies,
-        strict: NDArray[np.bool_] | None,
-        *,
-        moves: bool,
+        self, bucket: _BucketCopies, strict: NDArray[np.bool_] | None, *, moves: bool, whole: bool
     ) -> _UnderWay:
         flat, encoding, kept = bucket.shard.flat, "same", bucket.differences
-        if kept is not None:
+        if kept is None:
+            moves = False
+        elif whole:
+            everything = np.ones_like(bucket.staleness.values, np.bool_)
+            work = self._collectives.all_gather_chunks(flat)
+            return _UnderWay(BlockGather(work, lambda: everything), whole=True)
+        else:
             kept.take()
             flat, encoding = kept.values, kept.encoding
-        moves = moves and kept is not None
         needed = due = bucket.staleness.needed(strict)
         if moves:
             needed = np.ones_like(bucket.staleness.values, np.bool_)
             needed[self._collectives.rank] = False
-        with owners_needed():
-            gather = self._collectives.all_gather_blocks(flat, needed, encoding)
+        gather = self._collectives.all_gather_blocks(flat, needed, encoding)
         return _UnderWay(gather, needed, due, strict, moves)
-
-    def _send_whole(self, bucket: _BucketCopies) -> _UnderWay:
-        everything = np.ones_like(bucket.staleness.values, np.bool_)
-        with owners_needed():
-            work = self._collectives.all_gather_chunks(bucket.shard.flat)
-        return _UnderWay(BlockGather(work, lambda: everything), None, None, None, whole=True)
 
     def finish(self, number: int) -> None:
         """Waits for what was sent of a bucket. Errors are kept for :meth:`settle`."""
@@ -289,8 +315,7 @@ class ParameterSync:
         if sent is None:
             return
         try:
-            with owners_needed():
-                came = sent.gather.wait_result()
+            came = sent.gather.wait_result()
         except Exception as error:
             self._failure = self._failure or error
             self._written = self._written or bucket.differences is not None
@@ -301,7 +326,11 @@ class ParameterSync:
             bucket.differences.apply()
         bucket.moves = sent.moves or sent.whole
         bucket.touch()
-        self._count(sent.due, came)
+        self._counts.update(
+            blocks=came.size - came.shape[1],
+            stale=int((~came).sum()),
+            repaired=0 if sent.due is None else int((sent.due & came).sum()),
+        )
         if self._undelivered is not None and not sent.whole:
             self._undelivered.note(sent.needed, came)
         bucket.staleness.advance(came)
@@ -323,8 +352,7 @@ class ParameterSync:
             if bucket.asked_for is None:
                 continue
             try:
-                with owners_needed():
-                    bucket.asked_for.wait()
+                bucket.asked_for.wait()
             except Exception as error:
                 self._failure = self._failure or error
             bucket.asked_for = None  # not before: a wait may be interrupted, and made again
@@ -338,7 +366,8 @@ class ParameterSync:
         failure, self._failure = self._failure, None
         dead, self._dead = self._dead, None
         if failure is not None:
-            raise failure
+            with owners_needed():
+                raise failure
         check_owners(self._collectives)
         if dead is not None:
             raise dead
@@ -352,31 +381,23 @@ class ParameterSync:
         self._written, self._steps = False, 0
         with owners_needed():
             # On the host: what comes next may be a checkpoint, which needs them to have come.
-            wait_all([
-                OnHost(self._collectives.all_gather_chunks(bucket.shard.flat))
-                for bucket in self._buckets
-            ])  # fmt: skip
+            gathers = [self._collectives.all_gather_chunks(b.shard.flat) for b in self._buckets]
+            wait_all(gathers, on_host=True)
         for bucket in self._buckets:
             bucket.touch()
-            bucket.staleness.reset()
+            bucket.staleness.values[:] = 0
             if bucket.differences is not None:
                 bucket.differences.move()
 
     def skip(self) -> None:
-        self._figures = replace(self._figures, skipped=self._figures.skipped + 1)
+        self._counts["skipped"] += 1
 
     def ages(self) -> tuple[int, ...]:
+        """The numbers of other ranks' blocks of age 0, 1, ..., over all buckets."""
         self.finish_all()
-        return histogram((bucket.staleness for bucket in self._buckets), self._collectives.rank)
-
-    def _count(self, needed: Mask | None, arrived: Mask) -> None:
-        repaired = 0 if needed is None else int((needed & arrived).sum())
-        self._figures = replace(
-            self._figures,
-            blocks=self._figures.blocks + arrived.size - arrived.shape[1],
-            stale=self._figures.stale + int((~arrived).sum()),
-            repaired=self._figures.repaired + repaired,
-        )
+        rank = self._collectives.rank
+        ages = [np.delete(b.staleness.values, rank, axis=0).ravel() for b in self._buckets]
+        return tuple(np.bincount(np.concatenate(ages)).tolist()) if ages else ()
 
     def _dead_link(self, staleness: Staleness, missing: Mask, sent: _UnderWay) -> LinkError:
         owner = int(missing.any(axis=1).argmax())

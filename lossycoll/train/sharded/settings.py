@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from lossycoll.errors import OptionError
 from lossycoll.options.ranges import is_whole
 from lossycoll.train.common.delivery import Recovery, Wire
-from lossycoll.train.common.staleness import AUTO
 from lossycoll.train.compress.arc_topk import ARCTopKState
+
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,18 @@ class ShardedSettings:
             )
         if self.on_nonfinite not in ("raise", "skip"):
             raise OptionError(f"on_nonfinite is {self.on_nonfinite!r}, wanted 'raise' or 'skip'")
-        if not isinstance(self.whole, bool):
-            raise OptionError(f"whole is {self.whole!r}, wanted True or False")
-        self._check_feedback()
+        for name in ("whole", "error_feedback"):
+            if not isinstance(getattr(self, name), bool):
+                raise OptionError(f"{name} is {getattr(self, name)!r}, wanted True or False")
+        if self.compression is not None and not isinstance(self.compression, ARCTopKState):
+            raise OptionError(
+                f"compression is {self.compression!r}, wanted an ARCTopKState or None"
+            )
+        if self.compression is not None and self.error_feedback:
+            raise OptionError(
+                "error_feedback is True, wanted False with compression, whose state has its own "
+                "(ARCTopKState(error_feedback=...))"
+            )
         if Wire.of(self.wire).gradients not in (None, "same") and self.compression is not None:
             raise OptionError(
                 f"wire is {self.wire!r}, wanted None or 'same/...' with compression, whose rows "
@@ -64,19 +74,6 @@ class ShardedSettings:
         """
         resent = self.max_missing is None or self.repair != 0
         return self.max_age if resent or self.max_age != AUTO else None
-
-    def _check_feedback(self) -> None:
-        if not isinstance(self.error_feedback, bool):
-            raise OptionError(f"error_feedback is {self.error_feedback!r}, wanted True or False")
-        if self.compression is not None and not isinstance(self.compression, ARCTopKState):
-            raise OptionError(
-                f"compression is {self.compression!r}, wanted an ARCTopKState or None"
-            )
-        if self.compression is not None and self.error_feedback:
-            raise OptionError(
-                "error_feedback is True, wanted False with compression, whose state has its own "
-                "(ARCTopKState(error_feedback=...))"
-            )
 
     def agreed(self, optimizer_class: Callable[..., Any]) -> dict[str, Any]:
         compression = None if self.compression is None else self.compression.settings

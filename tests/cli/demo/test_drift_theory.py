@@ -20,8 +20,7 @@ import lossycoll
 from lossycoll.cli.demo import drift_theory
 from lossycoll.cli.demo import worker as demo_train
 from lossycoll.cli.demo.methods import DRIFT_BOUND, SHARDED, wrap_sharded
-from lossycoll.train.common.staleness import MAX_AGE, Staleness
-from lossycoll.train.sharded.parameter_sync import TOO_MANY
+from lossycoll.train.sharded.parameter_sync import MAX_AGE, TOO_MANY, Staleness
 from tests.support.harness import init, run_good
 
 Values = NDArray[np.float64]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.train.common.collectives import BlockGather, Collectives, wait_all, wait_result
+from lossycoll.train.common.collectives import BlockGather, Collectives, wait_all
 from lossycoll.train.common.delivery import as_elements
 
 TRAIN = Path(lossycoll.__file__).parent / "train"
@@ -113,11 +113,12 @@ def test_all_are_waited_for_and_the_first_failure_is_raised() -> None:
 
 
 def test_what_has_no_result_before_its_end_is_waited_for() -> None:
+    everything = np.ones((1, 1), np.bool_)
     work = Ending()
-    wait_result(work)
+    assert BlockGather(work, lambda: everything).wait_result() is everything
     assert work.waited
     with pytest.raises(ValueError, match="one"):
-        BlockGather(Ending(ValueError("one")), lambda: np.ones((1, 1), np.bool_)).wait_result()
+        BlockGather(Ending(ValueError("one")), lambda: everything).wait_result()
 
 
 def test_blocks_that_are_lost_as_elements() -> None:

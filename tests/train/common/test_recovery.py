@@ -9,8 +9,7 @@ import pytest
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.train.common.delivery import MAX_MISSING, NOTHING_ASKED, Recovery
-from lossycoll.train.common.staleness import AUTO
-from lossycoll.train.sharded.settings import ShardedSettings
+from lossycoll.train.sharded.settings import AUTO, ShardedSettings
 
 
 def test_a_share_may_be_missing_unless_rounds_are_given() -> None:

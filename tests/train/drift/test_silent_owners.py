@@ -19,7 +19,7 @@ def test_an_owner_is_dead_after_sweeps_blocks_and_seconds_without_any(loss: floa
     none[0] = False
     for step in range(3000, 3060):
         some.note(none, float(step))
-        wanted = [0] if step - some.last_arrival(0) >= 55 else []
+        wanted = [0] if step - some.since[0] >= 55 else []
         assert some.dead(float(step), 55.0) == wanted
     assert wanted == [0]
     assert some.dead(3060.0, 100.0) == []

@@ -11,7 +11,6 @@ import torch
 from lossycoll.train.dropcompute.report import (
     FIELDS,
     DropReport,
-    StepOutcome,
     StepRecord,
     StepSums,
     after_step,
@@ -34,7 +33,7 @@ def test_a_report_that_is_packed_comes_back(threshold: float) -> None:
 def test_a_step_is_added() -> None:
     record = StepRecord(laps=(1.0, 2.0), completed=1, returned=0, wanted=4, stopped=True)
     sums = StepSums(11.0, 2.0, 0, 0, 0, 0, 0)
-    report = after_step(REPORT, record, StepOutcome(sums, ranks=3, factor=1.25))
+    report = after_step(REPORT, record, sums, 1.25)
     assert (report.steps, report.completed, report.dropped, report.skipped) == (6, 18, 4, 2)
     assert (report.seconds, report.saved) == (15.25, 3.5)
     assert (report.total_completed, report.total_dropped) == (181, 32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lossycoll.simulate import choose
-from lossycoll.train.dropcompute.threshold import NANO, DropSettings, Threshold
+from lossycoll.train.dropcompute.threshold import DropSettings, Threshold
 
 M = 4
 WARM_UP = 6
@@ -22,12 +22,12 @@ def machine(**rest: Any) -> Threshold:
 
 
 def warmed(tables: np.ndarray, rank: int, **rest: Any) -> Threshold:
-    """One that has measured; ``tables``: ns [ranks, steps, M + 1]."""
+    """One that has measured; ``tables``: seconds [ranks, steps, M + 1]."""
     threshold = machine(**rest)
     for step in range(2 + WARM_UP):
         threshold.step_began(None if step == 0 else 9.0)
         assert not threshold.due
-        row = tables[rank, max(0, step - 2), :M] / NANO
+        row = tables[rank, max(0, step - 2), :M]
         threshold.step_ended([lap for lap in row if lap > 0])
     threshold.step_began(9.0)
     assert threshold.due
@@ -40,13 +40,12 @@ def made(seed: int = 0, ranks: int = 3) -> np.ndarray:
     draws = np.random.default_rng(seed)
     times = 1 + draws.exponential(0.7, (ranks, WARM_UP, M))
     walls = times.sum(axis=2).max(axis=0) + 0.5
-    table = np.concatenate([times, np.broadcast_to(walls[:, None], (ranks, WARM_UP, 1))], axis=2)
-    return (table * NANO).astype(np.int64)
+    return np.concatenate([times, np.broadcast_to(walls[:, None], (ranks, WARM_UP, 1))], axis=2)
 
 
 def test_all_ranks_take_the_threshold_that_is_chosen_from_all_times() -> None:
     tables = made()
-    times = tables[:, :, :M].transpose(1, 0, 2) / NANO
+    times = tables[:, :, :M].transpose(1, 0, 2)
     wanted = choose(times, 0.5, cut="started")
     assert wanted.speedup > 1.01
     found = [warmed(tables, rank) for rank in range(3)]
@@ -71,9 +70,9 @@ def test_the_table_is_what_was_measured() -> None:
     threshold.step_began(None)
     table = threshold.table()
     assert table.tolist() == [
-        [NANO, 2 * NANO, 0, 0, 5 * NANO],
-        [0, 0, 0, 0, 5 * NANO],
-        [1, NANO, NANO, NANO, 0],
+        [1.0, 2.0, 0, 0, 5.0],
+        [0, 0, 0, 0, 5.0],
+        [1e-9, 1.0, 1.0, 1.0, 0],
     ]
     assert threshold.adopt(table[None])
 
@@ -86,14 +85,14 @@ def test_a_lost_rank_has_no_say_and_an_empty_warm_up_is_repeated() -> None:
     threshold = machine(skip=0)
     for _ in range(WARM_UP):
         threshold.step_ended([])
-    assert not threshold.adopt(np.zeros((2, WARM_UP, M + 1), np.int64))
+    assert not threshold.adopt(np.zeros((2, WARM_UP, M + 1)))
     assert (threshold.warm_up_left, threshold.seconds) == (WARM_UP, math.inf)
 
 
 def test_a_slow_step_in_the_warm_up_changes_little() -> None:
     tables = made()
     usual = warmed(tables, 0)
-    tables[2, 3, 1] = 600 * NANO
+    tables[2, 3, 1] = 600
     assert warmed(tables, 0).seconds == pytest.approx(usual.seconds, rel=0.1)
     assert warmed(tables, 0).choice.left_out == (3,)
 
@@ -102,7 +101,7 @@ def test_a_slow_step_in_the_warm_up_changes_little() -> None:
 def test_it_is_measured_again_when_micro_batches_take_another_time(factor: float) -> None:
     tables = made()
     threshold = warmed(tables, 0)
-    rows = [row[:M] / NANO for row in tables[0]]
+    rows = [row[:M] for row in tables[0]]
 
     def cut(laps: np.ndarray) -> list[float]:
         begun = np.concatenate([[0.0], np.cumsum(laps)[:-1]])

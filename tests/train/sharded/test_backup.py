@@ -42,7 +42,7 @@ def copies(rank: int, world: int) -> dict[str, Any]:
             mine = None if group_name == "all" and rank == 2 else backup
             try:
                 states = gathered(mine, made_of[group_name])
-                whole = assembled(states, optimizer._store, optimizer._model_groups.param_groups)
+                whole = assembled(states, optimizer._store)
                 found[group_name] = bits(whole)
             except CheckpointError as error:
                 found[group_name] = str(error)
@@ -85,7 +85,7 @@ def copies_of_two_hosts(rank: int, world: int) -> dict[str, Any]:
     for _ in range(2):
         backup.step()
     states = gathered(backup, groups[rank // 2])
-    whole = assembled(states, optimizer._store, optimizer._model_groups.param_groups)
+    whole = assembled(states, optimizer._store)
     optimizer.consolidate_state_dict(to=0)
     return {"left": bits(whole), "whole": bits(optimizer.state_dict()) if rank == 0 else None}
 

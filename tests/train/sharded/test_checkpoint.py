@@ -132,7 +132,7 @@ def other_worlds(rank: int, name: str, groups: list[Any]) -> None:
 
 
 def names_of(mine: Any) -> list[list[str]]:
-    return [group["param_names"] for group in mine._model_groups.param_groups]
+    return [group["param_names"] for group in mine._store.groups.param_groups]
 
 
 def odd() -> nn.Parameter:

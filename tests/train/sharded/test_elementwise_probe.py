@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import lossycoll
-from lossycoll.train.sharded.eligibility import elementwise_state, whole_state
+from lossycoll.train.sharded.eligibility import Trial
 
 PLAIN: list[tuple[Any, dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1}),
@@ -40,7 +40,7 @@ def test_torchs_elementwise_optimizers_pass(
         return
     before = torch.random.get_rng_state()
     kept = {k: v.clone() if isinstance(v, Tensor) else v for k, v in options.items()}
-    names = elementwise_state(optimizer, {**options, **variant}, "rank 0/1")
+    names = Trial(optimizer, {**options, **variant}, "rank 0/1").elementwise_state()
     assert torch.equal(torch.random.get_rng_state(), before)
     assert options == kept
     parameter = Parameter(torch.ones(3, 5))
@@ -53,11 +53,11 @@ def test_torchs_elementwise_optimizers_pass(
 
 def test_what_a_group_says_besides_is_not_the_constructors() -> None:
     written = {"name": "backbone", "lr_scale": 0.5, "initial_lr": 0.1, "weight_decay": 0.2}
-    names = elementwise_state(torch.optim.AdamW, {"lr": 0.1}, "rank 0/1", written)
+    names = Trial(torch.optim.AdamW, {"lr": 0.1}, "rank 0/1", written).elementwise_state()
     assert names == {"exp_avg", "exp_avg_sq"}
     group = torch.optim.AdamW([Parameter(torch.zeros(1))]).param_groups[0]
     whole = {key: value for key, value in group.items() if key != "params"}
-    assert elementwise_state(torch.optim.AdamW, {}, "rank 0/1", whole) == names
+    assert Trial(torch.optim.AdamW, {}, "rank 0/1", whole).elementwise_state() == names
 
 
 def test_options_for_a_device_are_tried_in_host_memory() -> None:
@@ -66,9 +66,9 @@ def test_options_for_a_device_are_tried_in_host_memory() -> None:
     for more in ({}, {"foreach": True}, {"betas": (torch.tensor(0.9), torch.tensor(0.99))}):
         options = {"lr": rate, "capturable": True, **more}
         names = {"exp_avg", "exp_avg_sq"}
-        assert elementwise_state(torch.optim.Adam, options, "rank 0/1") == names
-        assert whole_state(torch.optim.Adam, options, "rank 0/1") == names
-        assert elementwise_state(torch.optim.Adam, {}, "rank 0/1", options) == names
+        assert Trial(torch.optim.Adam, options, "rank 0/1").elementwise_state() == names
+        assert Trial(torch.optim.Adam, options, "rank 0/1").whole_state() == names
+        assert Trial(torch.optim.Adam, {}, "rank 0/1", options).elementwise_state() == names
         assert options["lr"] is rate
 
 
@@ -125,7 +125,7 @@ class Noisy(torch.optim.SGD):
 def test_others_are_refused_with_an_explanation(optimizer: Any) -> None:
     before = torch.random.get_rng_state()
     with pytest.raises(lossycoll.UnsupportedError) as caught:
-        elementwise_state(optimizer, {"lr": 0.1}, "rank 1/4")
+        Trial(optimizer, {"lr": 0.1}, "rank 1/4").elementwise_state()
     assert torch.equal(torch.random.get_rng_state(), before)
     text = str(caught.value)
     assert text.startswith(f"rank 1/4: {optimizer.__name__} is not element-wise")
@@ -137,13 +137,13 @@ def test_a_rate_that_hardly_moves_anything_hides_nothing(rate: Any) -> None:
     """A warm-up begins so."""
     for optimizer in (NormScaled, Clipped, torch.optim.Muon):
         with pytest.raises(lossycoll.UnsupportedError, match=r"of its largest step|flat fragments"):
-            elementwise_state(optimizer, {"lr": rate}, "rank 1/4")
+            Trial(optimizer, {"lr": rate}, "rank 1/4").elementwise_state()
     for optimizer in (torch.optim.SGD, torch.optim.AdamW):
-        elementwise_state(optimizer, {"lr": rate, "weight_decay": 0.1}, "rank 1/4")
+        Trial(optimizer, {"lr": rate, "weight_decay": 0.1}, "rank 1/4").elementwise_state()
 
 
 def test_bad_options_are_torchs_own_error() -> None:
     with pytest.raises(ValueError, match="Invalid learning rate"):
-        elementwise_state(torch.optim.AdamW, {"lr": -1.0}, "rank 0/1")
+        Trial(torch.optim.AdamW, {"lr": -1.0}, "rank 0/1").elementwise_state()
     with pytest.raises(TypeError, match="beta"):
-        elementwise_state(torch.optim.AdamW, {"beta": 1}, "rank 0/1")
+        Trial(torch.optim.AdamW, {"beta": 1}, "rank 0/1").elementwise_state()

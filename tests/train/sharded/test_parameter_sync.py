@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,8 @@ def made(
     specs = [ParameterSpec(p.shape, p.stride(), 4, 0) for p in model]
     shards = [Shard(bucket, model, 0) for bucket in lay_out(specs, WORLD, 100)]
     collectives = Collectives(encoding)
-    sync = ParameterSync(collectives, max_age)  # type: ignore[arg-type]
-    sync.add(model, shards)
+    sync = ParameterSync(SimpleNamespace(collectives=collectives, model=model), max_age)  # type: ignore[arg-type]
+    sync.add(shards)
     assert [sync.places[p] for p in model] == [2, 1, 0]
     return collectives, sync, model
 

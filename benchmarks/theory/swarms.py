@@ -70,7 +70,7 @@ class Members:
         )
         stack.callback(server.close)
         self.per_packet = elements_of(wire, "f32", payload_bytes(MTU, 4))
-        self._loses = parse(inject).active
+        self._loses = parse(inject).loss > 0
         self.members: list[SwarmMember] = []
         for number in range(count):
             options = Options(link="udp", inject=inject, repair=0)

@@ -27,7 +27,9 @@ def rank_takes_new_keys(rank: int, world: int) -> int:
 
     Host.rekey = counted  # type: ignore[method-assign]
     init()
-    place = dist.distributed_c10d._get_default_group()._group._plane.place_of(world - 1)
+    place = dist.distributed_c10d._get_default_group()._group.as_parent.world.plane.place_of(
+        world - 1
+    )
     for number in range(3):
         if (number, rank) == (0, 1) or (number, rank) == (1, 0):
             lossycoll.rekey()

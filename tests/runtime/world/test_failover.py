@@ -162,7 +162,7 @@ def test_new_keys_that_are_asked_for_while_a_connection_begins_again_are_every_r
             def count(rank: int = rank) -> None:
                 renewed[rank] += 1
 
-            plane.protocol._rekey_hosts = count
+            plane.protocol.on_rekey = count
         asker = s.planes[2]
         follow = asker._sockets.follow
 

@@ -13,6 +13,7 @@ static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs 
 static const double LOST_MOST = 0.95; /* share that is taken for usual */
 static const double LESS = 0.97;      /* of what was sent */
 static const double EXCESS = 0.015;   /* share lost beyond the usual that chance does not explain */
+static const double EVEN = 1;        /* of the way to the others' rates */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
 static const double RESTED = 0.9; /* who sent less than this share of what it might has rested */
 static const double STEP = 0.25;  /* share of the way to what was carried that an epoch goes */
@@ -228,6 +229,17 @@ static void yield_spilled(lc_port *port, double queue, double aim) {
         port->rate *= 1 - own;
 }
 
+/* Those that share what is behind it send at equal rates, whatever each has found. */
+static void even_out(lc_port *port) {
+    if (port->others && port->tried_from <= 0 && !port->overrun.testing) {
+        double mean = (port->rate + port->others * port->others_mean) / (1 + port->others);
+        double times = 1 + EVEN * (mean / port->rate - 1);
+        port->rate *= times;
+        port->cap *= times;
+    }
+    port->others = 0;
+}
+
 /* Whether a queue stood at some time, though it was gone while nothing was sent. */
 static int has_stood(lc_port *port, double sent, double aim) {
     int rests = sent < RESTED * port->allowed;
@@ -251,6 +263,7 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->rate = lc_port_least(port);
     yield_spilled(port, queue, aim);
     judge_trial(port, now, sent, carried);
+    even_out(port);
     port->idle = !busy && !stood && port->held && !port->overrun.testing ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
     times = times < CUT_MOST ? CUT_MOST : times < 1 + PUSH ? times : 1 + PUSH;

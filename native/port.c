@@ -13,7 +13,8 @@ static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs 
 static const double LOST_MOST = 0.95; /* share that is taken for usual */
 static const double LESS = 0.97;      /* of what was sent */
 static const double EXCESS = 0.015;   /* share lost beyond the usual that chance does not explain */
-static const double EVEN = 1;        /* of the way to the others' rates */
+static const double EVEN = 0.5;       /* of the way to what a site's hosts send at, on average, */
+static const double EVEN_MOST = 2;    /* which is at most so many times what this one does */
 static const double PUSH = 1.0 / 32;  /* and at most so much more, */
 static const double RESTED = 0.9; /* who sent less than this share of what it might has rested */
 static const double STEP = 0.25;  /* share of the way to what was carried that an epoch goes */
@@ -31,6 +32,10 @@ static const double TOLD = 0.5;               /* share of a trial after which it
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const double TRIAL_AIMS = 2, TRIAL_TIMES = 16; /* of the aim, and of the least trial */
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
+
+static double within(double value, double least, double most) {
+    return value < least ? least : value < most ? value : most;
+}
 
 /* Seconds of queue that the port aims at. */
 static double aim_s(const lc_port *port) {
@@ -229,11 +234,12 @@ static void yield_spilled(lc_port *port, double queue, double aim) {
         port->rate *= 1 - own;
 }
 
-/* Those that share what is behind it send at equal rates, whatever each has found. */
+/* Hosts that share what is behind it send at equal rates, whatever each has found: all wait for the
+ * slowest. No epoch believes more than twice its own rate, or less than half. */
 static void even_out(lc_port *port) {
     if (port->others && port->tried_from <= 0 && !port->overrun.testing) {
-        double mean = (port->rate + port->others * port->others_mean) / (1 + port->others);
-        double times = 1 + EVEN * (mean / port->rate - 1);
+        double told = within(port->others_mean / port->rate, 1 / EVEN_MOST, EVEN_MOST);
+        double times = 1 + EVEN * (told - 1) * port->others / (1 + port->others);
         port->rate *= times;
         port->cap *= times;
     }
@@ -508,10 +514,6 @@ lc_port_known lc_port_tell(const lc_port *port) {
                            .renewed = port->renewed,
                            .rtt_ns = (double)port->rtt_ns,
                            .low_ns = (double)port->low_ns};
-}
-
-static double within(double value, double least, double most) {
-    return value < least ? least : value < most ? value : most;
 }
 
 void lc_port_resume(lc_port *port, const lc_port_known *known, uint64_t now) {

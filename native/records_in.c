@@ -8,6 +8,7 @@
 #include "message.h"
 #include "silence.h"
 
+static const uint64_t LOOK_NS = 10000000;
 static const uint64_t FAILED_NS = 1000000000; /* what is known for so long isn't told any more */
 /* Of a path's round trip a port believes so much at once, and more only up to so many times the
  * least of its paths. */
@@ -390,15 +391,11 @@ static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, uint32_t
                          .packet = bytes};
 }
 
-static const uint64_t LOOK_NS = 10000000u; /* what the site's hosts have told is looked at so often */
-
-/* Hosts of a site share what joins it to others, and tell one another how fast they use it. */
-static void look_at_site(const lc_host *h, lc_path *p) {
-    lc_exit *exit = lc_exit_of(p);
-    lc_interface *via = p->interface;
+/* What hosts of a site have told of its exit, which they share: once each, and at most so often. */
+static void look_at_site(const lc_host *h, lc_interface *via, lc_exit *exit) {
     uint32_t n = 0;
     double sum = 0;
-    if (p->leaves_by != LC_FAR || h->now - exit->looked_ns < LOOK_NS)
+    if (exit != &via->exits[LC_FAR] || h->now - exit->looked_ns < LOOK_NS)
         return;
     exit->looked_ns = h->now;
     for (uint16_t i = 0; i < via->n_paths; i++) {
@@ -406,8 +403,8 @@ static void look_at_site(const lc_host *h, lc_path *p) {
         sum += lc_rate_of_level(via->paths[i]->far_level);
         via->paths[i]->far_level = 0;
     }
-    if (n)
-        lc_uplink_shared_with(&exit->uplink, n, sum / n);
+    if (n && lc_far_level(via, h->now))
+        lc_uplink_shared(&exit->uplink, n, sum / n);
 }
 
 /* Its own law leaves the queue that all paths meet to the port's. */
@@ -420,7 +417,7 @@ static void tell_port(const lc_host *h, lc_path *p, const lc_measure_ack *ack, u
     }
     lc_pace_acked(&p->pace, ack, 1, uplink->low_ns);
     lc_port_ack told = of_port(p, ack, taken);
-    look_at_site(h, p);
+    look_at_site(h, p->interface, lc_exit_of(p));
     lc_uplink_acked(uplink, &told);
 }
 

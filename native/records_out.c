@@ -121,18 +121,11 @@ void lc_tell_more(lc_in *in) {
     tell_from(in, in->tell_next);
 }
 
-/* What hosts of one site tell one another: they share what joins it to others. */
-static uint8_t far_level_of(const lc_host *h, const lc_path *p) {
-    if (p->leaves_by != LC_NEAR || !lc_leaves_by_port(p))
-        return 0;
-    return lc_rate_level(lc_uplink_used(&p->interface->exits[LC_FAR].uplink, h->now));
-}
-
 /* The echo travels with the time it was kept here, or waiting would pass for a long way. It is told
  * once: what FIN or PROBE say about later packets, or none that came, tells nothing of the way. */
 static lc_record ack_of(const lc_host *h, const lc_path *p) {
     lc_record r = {.kind = LC_R_ACK,
-                   .round = far_level_of(h, p),
+                   .round = p->leaves_by == LC_NEAR ? lc_far_level(p->interface, h->now) : 0,
                    .slot = lc_heard_age(h, p),
                    .a = p->rx_next,
                    .b = p->interface->window,

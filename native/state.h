@@ -448,6 +448,9 @@ uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
 static inline lc_exit *lc_exit_of(const lc_path *p) {
     return &p->interface->exits[p->leaves_by];
 }
+/* The rate at which this host sends to other sites, for those of its own (lc_rate_level). 0: it
+ * doesn't, or its own port holds that back. */
+uint8_t lc_far_level(const lc_interface *via, uint64_t now);
 /* Whether what goes there leaves by a port that is paced, */
 static inline int lc_leaves_by_port(const lc_path *p) {
     return p->interface->paces_port && !p->pace.same_host;

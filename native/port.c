@@ -15,7 +15,8 @@ static const double LESS = 0.97;      /* of what was sent */
 static const double EXCESS = 0.015;   /* share lost beyond the usual that chance does not explain */
 static const double EVEN = 0.5;       /* of the way to what a site's hosts send at, on average, */
 static const double EVEN_MOST = 2;    /* which is at most so many times what this one does */
-static const double PUSH = 1.0 / 32;  /* and at most so much more, */
+static const uint32_t EVEN_EPOCHS = 3; /* for so long a queue says that it was too much */
+static const double PUSH = 1.0 / 32;   /* and at most so much more, */
 static const double RESTED = 0.9; /* who sent less than this share of what it might has rested */
 static const double STEP = 0.25;  /* share of the way to what was carried that an epoch goes */
 static const uint32_t LONG_EPOCHS =
@@ -221,6 +222,8 @@ static void judge_length(lc_port *port, double times, double queue, double secon
 static int is_less(const lc_port *port, double carried, double sent, double queue, double aim) {
     if (!port->held)
         return queue > 4 * aim;
+    if (port->evened && queue > aim) /* by what others told: it wasn't found here */
+        return 1;
     return queue > aim && carried < LESS * sent;
 }
 
@@ -242,7 +245,10 @@ static void even_out(lc_port *port) {
         double times = 1 + EVEN * (told - 1) * port->others / (1 + port->others);
         port->rate *= times;
         port->cap *= times;
+        if (times > 1)
+            port->evened = EVEN_EPOCHS + 1;
     }
+    port->evened -= port->evened > 0;
     port->others = 0;
 }
 

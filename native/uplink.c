@@ -12,8 +12,7 @@ static const uint64_t LED_NS = 20000000u;     /* who hasn't led for so long, or 
 static const uint64_t LED_RTTS = 2;           /* doesn't lead any more */
 static const uint64_t AHEAD_NS = 1000000000u; /* a time so far ahead is nonsense */
 static const double BYTES_MAX = 1e12;         /* an acknowledgement tells of less */
-static const uint64_t USED_NS =
-    1000000000u; /* who has heard of nothing for so long doesn't use it */
+static const uint64_t USED_NS = 1000000000u;  /* who hears of nothing for so long has left it */
 static const int64_t QUEUE_MAX_NS = 60000000000;
 
 /* ---- boards ---- */

@@ -13,7 +13,10 @@ static const double SUDDEN = 0.1;     /* share lost beyond the usual that needs 
 static const double LOST_MOST = 0.95; /* share that is taken for usual */
 static const double LESS = 0.97;      /* of what was sent */
 static const double EXCESS = 0.015;   /* share lost beyond the usual that chance does not explain */
-static const double PUSH = 1.0 / 32;  /* and at most so much more, */
+static const double EVEN = 0.5;       /* of the way to what a site's hosts send at, on average, */
+static const double EVEN_MOST = 2;    /* which is at most so many times what this one does */
+static const uint32_t EVEN_EPOCHS = 3; /* for so long a queue says that it was too much */
+static const double PUSH = 1.0 / 32;   /* and at most so much more, */
 static const double RESTED = 0.9; /* who sent less than this share of what it might has rested */
 static const double STEP = 0.25;  /* share of the way to what was carried that an epoch goes */
 static const uint32_t LONG_EPOCHS =
@@ -30,6 +33,10 @@ static const double TOLD = 0.5;               /* share of a trial after which it
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const double TRIAL_AIMS = 2, TRIAL_TIMES = 16; /* of the aim, and of the least trial */
 static const uint32_t PATIENCE = 2, PATIENCE_MAX = 64, PATIENCE_OVERRUN = 8;
+
+static double within(double value, double least, double most) {
+    return value < least ? least : value < most ? value : most;
+}
 
 /* Seconds of queue that the port aims at. */
 static double aim_s(const lc_port *port) {
@@ -215,6 +222,8 @@ static void judge_length(lc_port *port, double times, double queue, double secon
 static int is_less(const lc_port *port, double carried, double sent, double queue, double aim) {
     if (!port->held)
         return queue > 4 * aim;
+    if (port->evened && queue > aim) /* by what others told: it wasn't found here */
+        return 1;
     return queue > aim && carried < LESS * sent;
 }
 
@@ -226,6 +235,21 @@ static void yield_spilled(lc_port *port, double queue, double aim) {
     double usual = port->overrun.lost, own = port->spilled / port->moved - usual;
     if (own > EXCESS + lc_overrun_noise(usual, port->moved / port->packet))
         port->rate *= 1 - own;
+}
+
+/* Hosts that share what is behind it send at equal rates, whatever each has found: all wait for the
+ * slowest. No epoch believes more than twice its own rate, or less than half. */
+static void even_out(lc_port *port) {
+    if (port->others && port->tried_from <= 0 && !port->overrun.testing) {
+        double told = within(port->others_mean / port->rate, 1 / EVEN_MOST, EVEN_MOST);
+        double times = 1 + EVEN * (told - 1) * port->others / (1 + port->others);
+        port->rate *= times;
+        port->cap *= times;
+        if (times > 1)
+            port->evened = EVEN_EPOCHS + 1;
+    }
+    port->evened -= port->evened > 0;
+    port->others = 0;
 }
 
 /* Whether a queue stood at some time, though it was gone while nothing was sent. */
@@ -251,6 +275,7 @@ static void cruise(lc_port *port, uint64_t now, double seconds, double carried, 
         port->rate = lc_port_least(port);
     yield_spilled(port, queue, aim);
     judge_trial(port, now, sent, carried);
+    even_out(port);
     port->idle = !busy && !stood && port->held && !port->overrun.testing ? port->idle + 1 : 0;
     double times = 1 + GAIN * (aim - queue) / seconds;
     times = times < CUT_MOST ? CUT_MOST : times < 1 + PUSH ? times : 1 + PUSH;
@@ -495,10 +520,6 @@ lc_port_known lc_port_tell(const lc_port *port) {
                            .renewed = port->renewed,
                            .rtt_ns = (double)port->rtt_ns,
                            .low_ns = (double)port->low_ns};
-}
-
-static double within(double value, double least, double most) {
-    return value < least ? least : value < most ? value : most;
 }
 
 void lc_port_resume(lc_port *port, const lc_port_known *known, uint64_t now) {

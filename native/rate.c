@@ -1,8 +1,11 @@
 #include "rate.h"
 
+#include <math.h>
+
 static const double RUN_BYTES = 65536; /* one offloaded run */
 static const double SAVED_S = 0.002;   /* of sending may be saved up */
 static const double DELAY_MAX_S = 1e6;
+static const double LEVEL_LEAST = 4096, LEVELS = 12; /* of each doubling */
 
 void lc_rate_init(lc_rate *rate, double bytes_per_s, uint64_t now) {
     *rate = (lc_rate){.bytes_per_s = bytes_per_s, .burst_bytes = RUN_BYTES, .filled_ns = now};
@@ -51,4 +54,15 @@ uint64_t lc_rate_delay(const lc_rate *rate, uint64_t now, uint32_t packet_bytes)
         return 0;
     double delay_s = short_of / rate->bytes_per_s;
     return (uint64_t)((delay_s < DELAY_MAX_S ? delay_s : DELAY_MAX_S) * 1e9) + 1;
+}
+
+uint8_t lc_rate_level(double bytes_per_s) {
+    if (bytes_per_s <= 0)
+        return 0;
+    double level = 1.5 + LEVELS * log2(bytes_per_s / LEVEL_LEAST);
+    return (uint8_t)(level < 1 ? 1 : level < UINT8_MAX ? level : UINT8_MAX);
+}
+
+double lc_rate_of_level(uint8_t level) {
+    return level ? LEVEL_LEAST * exp2((level - 1) / LEVELS) : 0;
 }

@@ -8,6 +8,7 @@
 #include "message.h"
 #include "silence.h"
 
+static const uint64_t LOOK_NS = 10000000;
 static const uint64_t FAILED_NS = 1000000000; /* what is known for so long isn't told any more */
 /* Of a path's round trip a port believes so much at once, and more only up to so many times the
  * least of its paths. */
@@ -390,8 +391,24 @@ static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, uint32_t
                          .packet = bytes};
 }
 
+/* What hosts of a site have told of its exit, which they share: once each, and at most so often. */
+static void look_at_site(const lc_host *h, lc_interface *via, lc_exit *exit) {
+    uint32_t n = 0;
+    double sum = 0;
+    if (exit != &via->exits[LC_FAR] || h->now - exit->looked_ns < LOOK_NS)
+        return;
+    exit->looked_ns = h->now;
+    for (uint16_t i = 0; i < via->n_paths; i++) {
+        n += via->paths[i]->far_level > 0;
+        sum += lc_rate_of_level(via->paths[i]->far_level);
+        via->paths[i]->far_level = 0;
+    }
+    if (n && lc_far_level(via, h->now))
+        lc_uplink_shared(&exit->uplink, n, sum / n);
+}
+
 /* Its own law leaves the queue that all paths meet to the port's. */
-static void tell_port(lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
+static void tell_port(const lc_host *h, lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
     lc_uplink *uplink = &lc_exit_of(p)->uplink;
     uint32_t renewed = lc_uplink_renewed(uplink);
     if (p->pace.renewed != renewed) {
@@ -400,6 +417,7 @@ static void tell_port(lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
     }
     lc_pace_acked(&p->pace, ack, 1, uplink->low_ns);
     lc_port_ack told = of_port(p, ack, taken);
+    look_at_site(h, p->interface, lc_exit_of(p));
     lc_uplink_acked(uplink, &told);
 }
 
@@ -432,6 +450,8 @@ static uint32_t believed(lc_path *p, uint32_t taken, uint32_t moved) {
 static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     uint32_t moved = r->a - p->tx_acked;
     lc_note_reached(h, p, r->slot);
+    if (p->leaves_by == LC_NEAR)
+        p->far_level = r->round;
     p->tx_window = p->units_at && r->b > LC_UNITS ? LC_UNITS : r->b;
     if ((int32_t)(r->a - p->tx_next) > 0) {
         jump(p, r);
@@ -464,7 +484,7 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
         }
     }
     if (lc_shares_port(p))
-        tell_port(p, &ack, taken);
+        tell_port(h, p, &ack, taken);
     else
         tell_path(p, &ack, taken);
     if (p->pace.rate > 0)

@@ -125,6 +125,7 @@ void lc_tell_more(lc_in *in) {
  * once: what FIN or PROBE say about later packets, or none that came, tells nothing of the way. */
 static lc_record ack_of(const lc_host *h, const lc_path *p) {
     lc_record r = {.kind = LC_R_ACK,
+                   .round = p->leaves_by == LC_NEAR ? lc_far_level(p->interface, h->now) : 0,
                    .slot = lc_heard_age(h, p),
                    .a = p->rx_next,
                    .b = p->interface->window,

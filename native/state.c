@@ -4,6 +4,7 @@
 
 static const uint64_t STARVED_NS = 250000000; /* a turn of the loop never takes this long */
 static const uint64_t STILL_NS = 250000000;
+static const double OWN_PORT = 0.75; /* who sends this share of it to other sites is held by it */
 
 lc_group *lc_find_group(const lc_host *h, uint32_t number) {
     lc_group *g = h->bucket[number % LC_GROUPS];
@@ -134,4 +135,10 @@ int lc_link_seen(lc_path *p, uint32_t next, int came) {
         lc_note_empty(&p->rx_empty, next - p->rx_next, p->heard_ns);
     p->rx_next = next;
     return 1;
+}
+
+uint8_t lc_far_level(const lc_interface *via, uint64_t now) {
+    double near = lc_uplink_used(&via->exits[LC_NEAR].uplink, now);
+    double far = lc_uplink_used(&via->exits[LC_FAR].uplink, now);
+    return near > 0 && far > OWN_PORT * near ? 0 : lc_rate_level(far);
 }

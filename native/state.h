@@ -95,6 +95,8 @@ typedef struct lc_admission lc_admission;
 typedef struct {
     uint16_t number;         /* of the process */
     uint8_t leaves_by;       /* LC_NEAR or LC_FAR */
+    uint8_t far_level;       /* the rate at which its host sends to other sites, as it told last
+                                (lc_rate_level); 0: not since somebody looked */
     lc_interface *interface; /* by which it is reached; NULL: nobody has had the number yet, nor
                                 has a group it as a member, and all of the path is zero */
     lc_seal *seal;           /* NULL: what is sent there isn't sealed */
@@ -196,6 +198,7 @@ typedef struct {
     lc_uplink uplink;
     uint16_t n_paths;
     uint16_t n_sending; /* of those, that had something to send in this turn */
+    uint64_t looked_ns; /* when it was last looked for what the hosts of the site have told */
 } lc_exit;
 
 /* Paths of one wait for its link together, and for no other. */
@@ -445,6 +448,9 @@ uint32_t lc_window_room(const lc_path *p, uint32_t packet_bytes);
 static inline lc_exit *lc_exit_of(const lc_path *p) {
     return &p->interface->exits[p->leaves_by];
 }
+/* The rate at which this host sends to other sites, for those of its own (lc_rate_level). 0: it
+ * doesn't, or its own port holds that back. */
+uint8_t lc_far_level(const lc_interface *via, uint64_t now);
 /* Whether what goes there leaves by a port that is paced, */
 static inline int lc_leaves_by_port(const lc_path *p) {
     return p->interface->paces_port && !p->pace.same_host;

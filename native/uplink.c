@@ -12,6 +12,7 @@ static const uint64_t LED_NS = 20000000u;     /* who hasn't led for so long, or 
 static const uint64_t LED_RTTS = 2;           /* doesn't lead any more */
 static const uint64_t AHEAD_NS = 1000000000u; /* a time so far ahead is nonsense */
 static const double BYTES_MAX = 1e12;         /* an acknowledgement tells of less */
+static const uint64_t USED_NS = 1000000000u;  /* who hears of nothing for so long has left it */
 static const int64_t QUEUE_MAX_NS = 60000000000;
 
 /* ---- boards ---- */
@@ -334,4 +335,15 @@ uint64_t lc_uplink_delay(const lc_uplink *u, uint64_t now, uint32_t packet_bytes
 
 uint32_t lc_uplink_renewed(const lc_uplink *u) {
     return u->own && !u->leads ? (uint32_t)u->known.renewed : u->law.renewed;
+}
+
+double lc_uplink_used(const lc_uplink *u, uint64_t now) {
+    if (now - u->low_at_ns > USED_NS)
+        return 0;
+    return u->own && !u->leads ? u->known.rate : u->law.rate;
+}
+
+void lc_uplink_shared(lc_uplink *u, uint32_t n, double mean) {
+    u->law.others = n;
+    u->law.others_mean = mean;
 }

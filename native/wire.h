@@ -115,7 +115,9 @@ enum lc_verdict {
  *                                                 and (high half) runs of lost ones seen, op the
  *                                                 receiver's clock (us) at that packet, slot
  *                                                 milliseconds since anything came to it (0xFFFF:
- *                                                 nothing has, or that is longer)
+ *                                                 nothing has, or that is longer), round the rate
+ *                                                 of its host to other sites (lc_rate_level), told
+ *                                                 to those of its own
  *   PROBE     the link, from its sender           a link_seq of the next packet
  *   MISMATCH  op means something else here        as READY
  *   ASK       a stream is silent: where is it?

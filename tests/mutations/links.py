@@ -181,6 +181,20 @@ LINKS = (
         "native:test_uplink",
     ),
     mutation(
+        "hosts of a site go on at unlike rates",
+        "native/port.c",
+        "    even_out(port);\n",
+        "    if (0)\n        even_out(port);\n",
+        "native:test_port",
+    ),
+    mutation(
+        "a host sends as fast as another of its site says",
+        "native/port.c",
+        "within(port->others_mean / port->rate, 1 / EVEN_MOST, EVEN_MOST)",
+        "within(port->others_mean / port->rate, 1 / EVEN_MOST, 1e6 * EVEN_MOST)",
+        "native:test_port",
+    ),
+    mutation(
         "a rate that falls to nothing",
         "native/pace.c",
         "double least = WINDOW_MIN / rtt;",

@@ -334,7 +334,47 @@ static void test_alone(void) {
     }
 }
 
+/* Hosts that share what is behind the port tell their rates every epoch, as `told` says. */
+static void pass_beside(uplink *u, double seconds, uint32_t others, double told) {
+    for (int i = 0; i < 50 * seconds; i++) {
+        lc_uplink_shared(&u->port, others, told);
+        pass(u, 0.02);
+    }
+}
+
+static void test_what_other_hosts_tell(void) {
+    uplink u = begin(50);
+    pass(&u, 5);
+    double before = u.port.law.rate;
+    CHECK(lc_uplink_used(&u.port, u.now) == before);
+    CHECK(lc_uplink_used(&u.port, u.now + 2000000000u) == 0); /* it has sent nothing for long */
+    pass_beside(&u, 1, 3, before / 2);
+    double between = u.port.law.rate;
+    CHECK_AT(between < 0.8 * before && between > 0.4 * before, "%.0f of %.0f", between, before);
+    pass(&u, 5);
+    CHECK_AT(u.port.law.rate > 0.95 * before, "%.0f of %.0f", u.port.law.rate, before);
+    lc_uplink_shared(&u.port, 1000, 1e12);
+    pass(&u, 0.06); /* an epoch and a part of the next */
+    CHECK_AT(u.port.law.rate < 1.6 * before, "%.0f of %.0f", u.port.law.rate, before);
+    pass_beside(&u, 5, 1000, 1e12); /* a liar costs its site packets, and not the port's law */
+    CHECK_AT(u.port.law.rate < 3 * before, "%.0f of %.0f", u.port.law.rate, before);
+    pass(&u, 2);
+    pass(&u, 5);
+    check(&u, 5, 0.01, "after a liar");
+}
+
+static void test_levels(void) {
+    CHECK(lc_rate_level(0) == 0 && lc_rate_of_level(0) == 0);
+    CHECK(lc_rate_level(1) == 1 && lc_rate_level(1e30) == UINT8_MAX);
+    for (double rate = 5000; rate < 8e9; rate *= 1.01) {
+        double told = lc_rate_of_level(lc_rate_level(rate));
+        CHECK_AT(told < 1.03 * rate && told > rate / 1.03, "%.0f becomes %.0f", rate, told);
+    }
+}
+
 int main(void) {
+    test_levels();
+    test_what_other_hosts_tell();
     test_alone();
     test_clean();
     test_changes();

@@ -209,6 +209,17 @@ def test_a_gateway_bounds_what_leaves_its_site() -> None:
     assert least < found.seconds < 1.3 * least
 
 
+def test_hosts_behind_a_gateway_send_at_equal_rates() -> None:
+    """All wait for the slowest: by the gateway's queue alone they took 1.25 of the limit."""
+    gateway = Port(up_mbit=200, down_mbit=200)
+    port = Port(up_mbit=1000, down_mbit=1000)
+    network = Network(sites=2, hosts=4, wan=Link(delay_ms=10), port=port, gateway=gateway)
+    found = simulate_collective(network, 8 * MIB, calls=7, settle=2)
+    assert sum(call.counts.packets for call in found.calls) > 0
+    assert found.seconds < 1.19 * found.steady[0].limit
+    assert found.missing < 0.005
+
+
 def test_hosts_overrun_a_gateway_that_nobody_paces() -> None:
     gateway = Port(up_mbit=5, down_mbit=5, queue_ms=5)
     network = Network(sites=2, hosts=4, port=Port(up_mbit=1000, down_mbit=1000), gateway=gateway)

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossycoll.runtime.world.messages import View
-from lossycoll.runtime.world.rank_states import RankState
-from lossycoll.runtime.world.view_agreement import Survivors, has_quorum
+from lossycoll.runtime.world.rank_states import RankState, Survivors, has_quorum
 
 ALL = View(0, (0, 1, 2, 3))
 

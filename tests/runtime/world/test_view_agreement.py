@@ -79,7 +79,7 @@ def test_nobody_loses_itself() -> None:
     assert made.agreed
     assert made.lose(0, ended=False)
     assert not made.lose(0, ended=True), "known, but now as ended"
-    assert made.ended == {0}
+    assert made.ranks(RankState.ENDED) == {0}
 
 
 @given(st.randoms(use_true_random=False))

@@ -27,10 +27,10 @@ from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.keys.secret import Secret
 
+from .comparison import NO_ANSWER
 from .messages import PLANE, VERSION, Hello, Message, pack, unpack
 from .queries import QUESTIONS, Answers
 from .rank_states import RankStates
-from .reachability import NO_ANSWER
 
 CONNECTIONS: Final = 3
 """As many of each rank may wait to be taken: its member connection, and where sites are learnt half

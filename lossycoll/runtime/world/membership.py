@@ -17,7 +17,7 @@ from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Malformed
 
 from . import messages
-from .definition import difference
+from .comparison import difference
 from .failure_detector import SILENT_SHARE
 from .messages import GROUP, GroupMessage, View
 from .rank_states import RankState, Survivors

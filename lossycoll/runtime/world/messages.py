@@ -298,10 +298,7 @@ REPLAYED: Final = frozenset({"abort", "bye", "mismatch", "missed", "ownhost"})
 
 def bits(ranks: Sequence[int]) -> int:
     """A set of ranks as one number: bit r is rank r."""
-    total = 0
-    for rank in ranks:
-        total |= 1 << rank
-    return total
+    return sum({1 << rank for rank in ranks})
 
 
 def ranks_in(mask: int) -> list[int]:

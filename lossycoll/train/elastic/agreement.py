@@ -256,9 +256,11 @@ class Agreement:
                 known |= {one.incarnation for one in here}
                 latest = now  # the others may be close behind
             if now >= begin + SETTLE_SECONDS:
-                missing = self._missing(here, before)
                 waited = before is not None and now >= latest + grace
                 slots = {one.slot for one in here}
+                # Without these it agrees on nothing before ``grace`` is over.
+                wanted = set(range(self._slots)) if before is None else before.expected
+                missing = wanted - slots
                 # Who comes from no group leaves it to those who do: they may know better.
                 may = before is not None or all(one.before == NONE for one in here)
                 enough = not missing or (
@@ -309,13 +311,6 @@ class Agreement:
             f"{number} in time; are their processes started, and do they use the same store?",
             peer=min(missing),
         )
-
-    def _missing(self, here: Collection[Participant], before: LastGeneration | None) -> set[int]:
-        """Slots without which this process agrees on nothing before ``grace`` is over."""
-        slots = {one.slot for one in here}
-        if before is None:
-            return set(range(self._slots)) - slots
-        return before.expected - slots
 
     def members(self, number: int) -> Generation:
         """A generation that was agreed on. RendezvousError: its key holds something else."""

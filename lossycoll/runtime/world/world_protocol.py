@@ -319,7 +319,7 @@ class WorldProtocol:
             self.welcomed.discard(gone)
             self.sockets.hang_up(gone)
             self._tell(message, self.welcomed)
-        self._go_on_without(gone, 0.0, ended=True, proven=True)
+        self._continue_without(gone, 0.0, ended=True, proven=True)
 
     def _on_addressed(self, rank: int, message: Addressed) -> None:
         if self.states.is_coordinator:
@@ -380,9 +380,9 @@ class WorldProtocol:
         elif not self.states.lose(rank, ended=ended):
             return
         proven = ended and not self._detector.in_doubt
-        self._go_on_without(rank, silent, ended=ended, proven=proven)
+        self._continue_without(rank, silent, ended=ended, proven=proven)
 
-    def _go_on_without(self, rank: int, silent: float, *, ended: bool, proven: bool) -> None:
+    def _continue_without(self, rank: int, silent: float, *, ended: bool, proven: bool) -> None:
         if rank != self.rank:
             self.note(rank, self.states[rank], 0.0)
         self._detector.forget(rank)

@@ -15,7 +15,7 @@ from lossycoll.runtime.control import schema
 from lossycoll.runtime.control.schema import Between, Check, Coded, Length, Schema, Version
 from lossycoll.runtime.swarm.protocol import SWARM
 from lossycoll.runtime.world.messages import GROUP, WORLD
-from lossycoll.runtime.world.status_answer import ANSWER
+from lossycoll.runtime.world.queries import ANSWER
 from lossycoll.train.elastic.agreement import STORE
 
 DOCS: Final = Path(__file__).resolve().parents[1] / "docs"

@@ -76,7 +76,7 @@ def shown_after(holds: Callable[[Job], bool], place: str | None) -> float:
 def answers(place: str | None, times: int) -> list[float]:
     """Seconds of an answer, a few times, each made anew by the rank."""
     from lossycoll.cli.status import find_jobs
-    from lossycoll.runtime.world.status_answer import FRESH_SECONDS
+    from lossycoll.runtime.world.queries import FRESH_SECONDS
 
     found = []
     for _ in range(times):

@@ -28,12 +28,16 @@ from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
 from lossycoll.runtime.net.interfaces import Interface, candidates, choose
 from lossycoll.runtime.net.machine import core_limit
+from lossycoll.runtime.world.comparison import (
+    common_version,
+    compare_machines,
+    compare_options,
+    compare_versions,
+)
 from lossycoll.runtime.world.control_plane import ControlPlane
-from lossycoll.runtime.world.definition import compare_options, compare_versions
 from lossycoll.runtime.world.group_state import Health, kind_of_unmade
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.messages import Defined
-from lossycoll.runtime.world.reachability import common_version, compare_machines
 
 from .builder import Contact, Ends, GroupBuilder, GroupSpec
 from .meeting import GroupListener, Meeting, MeetingListener

@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from lossycoll.errors import LossyError, RendezvousError
 from lossycoll.runtime.collectives.endpoint import Endpoint
-from lossycoll.runtime.world.group_state import Health
-from lossycoll.runtime.world.queries import answers
-from lossycoll.runtime.world.reachability import (
+from lossycoll.runtime.world.comparison import (
     Side,
     heartbeat_of,
     said_trouble,
     translated,
     unreached,
 )
+from lossycoll.runtime.world.group_state import Health
+from lossycoll.runtime.world.queries import answers
 
 from .builder import GroupBuilder
 

@@ -44,13 +44,13 @@ def tell(builder: GroupBuilder) -> None:
 
     plane.tell_status(builder.session, read)
     if options.metrics:
-        metrics.tell(
+        metrics.Exporter(
             options.metrics,
             host.process,
             sealed=host.is_sealed,
             read=read,
             is_over=lambda: not host.is_open,
-        )
+        ).start()
 
 
 def watch(builder: GroupBuilder, health: Health) -> None:

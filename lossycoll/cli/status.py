@@ -33,9 +33,8 @@ from lossycoll.runtime.world.job_status import (
     in_words,
     is_over,
 )
-from lossycoll.runtime.world.queries import NoAnswer, ask_job, ask_stacks
+from lossycoll.runtime.world.queries import CALLS, STATUS, NoAnswer, ask_job, ask_stacks
 from lossycoll.runtime.world.rank_states import RankState
-from lossycoll.runtime.world.status_answer import CALLS, STATUS
 
 from .launcher import CommandError, Unwritable
 

@@ -121,9 +121,9 @@ def test_one_process_of_a_machine_appends_lines(
     records: list[Record] = [record(0, 7), record(1, 7)]
     files = [tmp_path / f"{process}.jsonl" for process in (0, 1)]
     for process, file in enumerate(files):
-        metrics.tell(
+        metrics.Exporter(
             str(file), process, sealed=False, read=lambda: records, is_over=over.is_set
-        )  # fmt: skip
+        ).start()  # fmt: skip
     until(lambda: files[0].exists() and files[0].read_text().count("\n") > 2)
     over.set()
     until(lambda: not any(t.name == "lossycoll-metrics" for t in threading.enumerate()))

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from lossycoll.cli.status import Unreachable, as_text, find_jobs
-from lossycoll.runtime.world import status_answer
+from lossycoll.runtime.world import queries
 from tests.cli.test_status import LATE, WORLD, Job, Watched, _waits_for, own_folder  # noqa: F401
 from tests.failures.test_network import ENDS, Cable, _enter, cable  # noqa: F401
 from tests.support.command_line import run_lossycoll
@@ -279,7 +279,7 @@ def test_another_version_and_a_job_that_ends_while_asked(
     with watched.ranks:
         place = watched.waits()["ranks"][0]["control"]
         with monkeypatch.context() as patch:
-            patch.setitem(status_answer.ANSWER.versions, "status", 99)
+            patch.setitem(queries.ANSWER.versions, "status", 99)
             with pytest.raises(Unreachable, match="status of version 1, wanted 99"):
                 find_jobs(place)
         watched.go.touch()

@@ -65,6 +65,7 @@ UNHEARD: Final = 128
 HANDSHAKE_SECONDS: Final = 5.0
 CLOSED_UNHEARD: Final = "closed by whoever listens there"
 """Why a connection ended on which nothing has come: no such secret, or too many strangers."""
+UNKNOWN: Final = "it doesn't speak as processes of this job do"
 STRANGERS: Final = 64
 FINISH_SECONDS: Final = 1.0
 """Time for the other end to close after :meth:`Transport.finish`."""
@@ -99,6 +100,7 @@ class Transport:
     handshake: float | None = None  # seconds that a stranger has; None: the usual ones
 
     def __post_init__(self) -> None:
+        global zmq  # noqa: PLW0603 (not before there is a transport: it takes 20 ms)
         import zmq
 
         self.counts: Counter[str] = Counter()
@@ -141,8 +143,6 @@ class Transport:
         _here.add(self)
 
     def _open(self, context: zmq.Context[zmq.Socket[bytes]], undo: contextlib.ExitStack) -> None:
-        import zmq
-
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         undo.callback(os.close, self._wake)
         self._router: zmq.Socket[bytes] = context.socket(zmq.ROUTER)
@@ -181,8 +181,6 @@ class Transport:
 
     def listen(self, listener: socket.socket) -> None:
         """Takes connections from now on. ``listener`` is the transport's from then on."""
-        import zmq
-
         listener.setblocking(False)
         self._listens_at = listener.getsockname()[:2]
         if self.keys is not None and self._roster is not None:
@@ -201,8 +199,6 @@ class Transport:
     def connect(self, place: Address) -> Peer:
         """Begins a connection; what is sent meanwhile waits for it. OSError: there is no such
         address, or ``MOST_ZEROS`` connections lead there."""
-        import zmq
-
         for peer in itertools.islice(self._numbers, MOST_ZEROS):
             endpoint = _endpoint(place, 1 + peer % MOST_ZEROS)
             if endpoint not in self._by_endpoint:
@@ -236,8 +232,6 @@ class Transport:
         return one is not None and self._send(one, body)
 
     def _send(self, one: Connection, body: bytes) -> bool:
-        import zmq
-
         if not one.routing or one.until < NEVER:
             return False
         if self.keys is not None:
@@ -270,8 +264,6 @@ class Transport:
             self._cut(one)
 
     def watch(self, fd: int) -> None:
-        import zmq
-
         self._poller.register(fd, zmq.POLLIN)
 
     def unwatch(self, fd: int) -> None:
@@ -358,8 +350,6 @@ class Transport:
     # ---- connections, by libzmq's monitor ----
 
     def _hear_monitor(self) -> None:
-        import zmq
-
         while True:
             try:
                 head, place = self._monitor.recv_multipart(zmq.DONTWAIT)
@@ -451,8 +441,6 @@ class Transport:
     def _disconnect_all(self) -> None:
         """Not between a poll and what it is for: libzmq aborts where half a message was looked at
         and the other half goes with its connection."""
-        import zmq
-
         over, self._endpoints_over = self._endpoints_over, []
         for endpoint in over:
             with contextlib.suppress(zmq.ZMQError):
@@ -470,8 +458,6 @@ class Transport:
     # ---- why a connection failed: libzmq doesn't say it, but the kernel says it once more ----
 
     def _ask(self, one: Connection) -> None:
-        import zmq
-
         self._disconnect(one)
         family = socket.AF_INET6 if ":" in one.place[0] else socket.AF_INET
         try:
@@ -497,8 +483,6 @@ class Transport:
 
     def _hear_messages(self) -> bool:
         """Takes what has come. Returns whether that is all."""
-        import zmq
-
         for _ in range(MOST_AT_ONCE):
             try:
                 routing, *bodies = self._router.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -511,8 +495,6 @@ class Transport:
 
     def _whose(self, first: zmq.Frame) -> Connection | None:
         """The connection of a routing id that is new; None: it is over, or can't be told."""
-        import zmq
-
         try:
             fd = int(first.get(zmq.SRCFD))
         except zmq.ZMQError:  # of an older ZMTP than ours: it goes as one that is silent
@@ -524,14 +506,11 @@ class Transport:
             return None
         if one.routing or fd in self._unheard:
             # Of one of several that had this descriptor one after another.
-            self._end_unknown(one)
+            self._turn_away(one, UNKNOWN)
             return None
         one.routing = first.bytes
         self._by_routing[one.routing] = one
         return one
-
-    def _end_unknown(self, one: Connection) -> None:
-        self._turn_away(one, "it doesn't speak as processes of this job do")
 
     def _turn_away(self, one: Connection, why: str) -> None:
         """Ends a connection, and tells it if the user has heard of that."""
@@ -546,7 +525,7 @@ class Transport:
         number = b"" if self.keys is None else one.taken.to_bytes(NUMBER_BYTES, "big")
         if len(bodies) != 1 or not bodies[0].startswith(number):
             self.counts["foreign"] += 1
-            self._end_unknown(one)
+            self._turn_away(one, UNKNOWN)
             return
         if not one.heard:
             self._events.append(events.Connected(one.peer, one.address, one.own))

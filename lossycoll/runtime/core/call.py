@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from _thread import RLock
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
@@ -30,39 +31,19 @@ CallKey = tuple[str, object, int, object, str]
 """Name, dtype, elements, detail, delivery."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Collective:
-    """One call, as the other ranks must issue it too. The text is made only when it is needed.
+    """One call, as the other ranks must issue it too. The text is made only when it is needed."""
 
-    ``seq`` is its number in the group, set when it is issued; point to point has none (-1).
-    ``delivery`` is empty for what is reliable and not encoded. ``operations``: how many it takes;
-    ``submitted`` counts those that were submitted, -1: unknown. ``last_op``: the number of the last
-    one that the engine was given; -1: none.
-    """
-
-    __slots__ = (
-        "delivery",
-        "detail",
-        "dtype",
-        "elements",
-        "last_op",
-        "name",
-        "operations",
-        "seq",
-        "submitted",
-    )
-
-    def __init__(
-        self, name: str, dtype: object = None, elements: int = -1, detail: object = ""
-    ) -> None:
-        self.name = name
-        self.dtype = dtype
-        self.elements = elements
-        self.detail = detail
-        self.delivery = ""
-        self.seq = -1
-        self.operations = 1
-        self.submitted = 0
-        self.last_op = -1
+    name: str
+    dtype: object = None
+    elements: int = -1
+    detail: object = ""
+    delivery: str = ""  # empty for what is reliable and not encoded
+    seq: int = -1  # its number in the group, once it is issued; point to point has none
+    operations: int = 1  # how many it takes
+    submitted: int = 0  # how many of them were submitted; -1: unknown
+    last_op: int = -1  # the number of the last one that the engine was given; -1: none
 
     @property
     def key(self) -> CallKey:
@@ -147,20 +128,19 @@ class CallOptions(NamedTuple):
         return bool(self.epilogue or self.among or self.observe or self.gate or self.on_device)
 
 
+@dataclass(slots=True, eq=False)
 class LongWait:
     """A wait for a call, which asks the other ranks about it from time to time."""
 
-    __slots__ = ("_ask", "_call", "_due")
-
-    def __init__(self, ask: Callable[[Collective], None], call: Collective, since: float) -> None:
-        self._ask = ask
-        self._call = call
-        self._due = since + ASK_SECONDS[0]
+    ask: Callable[[Collective], None]
+    call: Collective
+    since: float
+    pause: float = ASK_SECONDS[0]
 
     def ask_if_due(self, now: float) -> None:
-        if now >= self._due:
-            self._due = now + ASK_SECONDS[1]
-            self._ask(self._call)
+        if now >= self.since + self.pause:
+            self.since, self.pause = now, ASK_SECONDS[1]
+            self.ask(self.call)
 
 
 class Submitter(Protocol):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
+import math
 import socket
 import time
 from collections import Counter
@@ -26,13 +27,11 @@ from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.keys.secret import Secret
 
-from .messages import VERSION, Hello, Message, pack, unpack
+from .comparison import NO_ANSWER
+from .messages import PLANE, VERSION, Hello, Message, pack, unpack
+from .queries import QUESTIONS, Answers
 from .rank_states import RankStates
-from .reachability import NO_ANSWER
-from .status_answer import QUESTIONS, Answers
 
-PLANE: Final = "control"
-"""The name of its keys."""
 CONNECTIONS: Final = 3
 """As many of each rank may wait to be taken: its member connection, and where sites are learnt half
 of the three by which each round trip is measured."""
@@ -117,9 +116,9 @@ class Connections:
         self.places: list[tuple[str, int]] = []
         """Where each rank listens: numeric address and port. After ``start``."""
         self._connections: dict[int, _Connection] = {}
-        self._questions: dict[int, _Connection] = {}
+        self._made: dict[tuple[int, str], _Connection] = {}
+        """Those that were made here, by rank and purpose."""
         self._coordinator: int | None = None
-        self._to_coordinator: _Connection | None = None
         self._tried_at = 0.0
         self._heard: set[int] = set()
         self._unanswered_attempts: Counter[int] = Counter()
@@ -170,34 +169,25 @@ class Connections:
 
     def follow(self, coordinator: int | None, now: float) -> None:
         """Connects with ``coordinator`` anew; None: this rank is the coordinator, or nobody's."""
-        if self._to_coordinator is not None:
-            self._drop(self._to_coordinator)
+        if self._coordinator is not None:
+            before = self._made.get((self._coordinator, "member"))
+            if before is not None:
+                self._drop(before)
         self._coordinator = coordinator
-        self._connect_coordinator(now)
+        self.tick(now, -math.inf)
 
     def tick(self, now: float, patience: float) -> None:
         """Retries a broken connection with the coordinator, or one that takes too long."""
         if self._coordinator is None or now - self._tried_at < patience:
             return
-        under_way = self._to_coordinator
-        if under_way is not None and not under_way.known:
-            if now - self._tried_at < self._time_for(self._coordinator, patience):
-                return
-            self._unanswered(under_way)
-        self._connect_coordinator(now)
+        if self._reach(self._coordinator, "member", patience, now):
+            self._tried_at = now
 
     def ask(self, ranks: Iterable[int], patience: float, now: float) -> None:
         """Asks ``ranks`` for a sign of life, each over a new connection. A question that is younger
         than ``patience`` seconds is left alone, and so is one whose answer may be under way."""
         for rank in ranks:
-            before = self._questions.get(rank)
-            if before is not None:
-                if now - before.since < self._time_for(rank, max(patience, QUESTION_SECONDS)):
-                    continue
-                self._unanswered(before)
-            connection = self._connect(rank, "question", now)
-            if connection is not None:
-                self._questions[rank] = connection
+            self._reach(rank, "question", max(patience, QUESTION_SECONDS), now)
 
     def hang_up(self, rank: int) -> None:
         """Ends the member connection with ``rank``, without an event."""
@@ -212,7 +202,7 @@ class Connections:
 
     def poll(self, seconds: float) -> list[Event]:
         """Events, after a wait of at most ``seconds``."""
-        for event in self._transport.poll(0.0 if self._events else max(0.0, seconds)):
+        for event in self._transport.poll(max(0.0, seconds)):
             self._on_event(event)
         found, self._events = self._events, []
         return found
@@ -231,20 +221,24 @@ class Connections:
         if self._listener is not None:
             self._listener.close()
 
-    def _connect_coordinator(self, now: float) -> None:
-        self._tried_at = now
-        if self._coordinator is not None and self._to_coordinator is None:
-            self._to_coordinator = self._connect(self._coordinator, "member", now)
-
-    def _connect(self, rank: int, purpose: str, now: float) -> _Connection | None:
-        """Begins a connection; None: it couldn't be begun."""
-        try:
+    def _reach(self, rank: int, purpose: str, patience: float, now: float) -> bool:
+        """Connects with a rank, unless there is a connection. One that takes too long is given up
+        for another one. False: it is still waited for."""
+        before = self._made.get((rank, purpose))
+        if before is not None and before.known:
+            return True
+        if before is not None:
+            if now - before.since < self._time_for(rank, patience):
+                return False
+            self.trouble[rank] = NO_ANSWER
+            self._unanswered_attempts[rank] += 1
+            self._drop(before)
+        with contextlib.suppress(OSError):
             peer = self._transport.connect(self.places[rank])
-        except OSError:
-            return None
-        connection = self._connections[peer] = _Connection(peer, purpose, now, rank)
-        self._say_hello(connection)
-        return connection
+            connection = _Connection(peer, purpose, now, rank)
+            self._connections[peer] = self._made[rank, purpose] = connection
+            self._say_hello(connection)
+        return True
 
     # ---- what comes ----
 
@@ -282,12 +276,6 @@ class Connections:
         # After a cut only a new attempt gets through soon.
         most = max(patience, 2 * self._took.get(rank, 0.0))
         return float(min(patience * LONGER ** (tried % 3), most))
-
-    def _unanswered(self, connection: _Connection) -> None:
-        """Gives up an attempt that has taken too long."""
-        self.trouble[connection.rank] = NO_ANSWER
-        self._unanswered_attempts[connection.rank] += 1
-        self._drop(connection)
 
     def _say_hello(self, connection: _Connection) -> None:
         purpose = "question" if connection.purpose == "question" else "member"
@@ -370,7 +358,6 @@ class Connections:
         self._transport.drop(connection.peer)
         if self.members.get(connection.rank) is connection:
             del self.members[connection.rank]
-        if self._questions.get(connection.rank) is connection:
-            del self._questions[connection.rank]
-        if self._to_coordinator is connection:
-            self._to_coordinator = None
+        made_as = connection.rank, connection.purpose
+        if self._made.get(made_as) is connection:
+            del self._made[made_as]

@@ -21,7 +21,7 @@ from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.keys.secret import Secret
 
 from .connections import Connections
-from .status_answer import Answers
+from .queries import Answers
 from .world_protocol import WorldProtocol
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, Record
+from lossycoll.runtime.engine.status_record import Record
 
 from .job_status import being, doing, job_of, waiting_in
 
@@ -57,13 +58,14 @@ class HangLog:
             return
         try:
             with contextlib.suppress(OSError, ValueError):
-                if self._is_due(status_page.read_page(self.page)):
-                    start_thread(self._tell, "lossycoll-waits")
+                mine = status_page.read_page(self.page)
+                if self._is_due(mine):
+                    start_thread(partial(self._tell, mine), "lossycoll-waits")
         finally:
             self._lock.release()
 
     def _is_due(self, record: Record) -> bool:
-        found = self._waiting(record)
+        found = waiting_in([group for group in record.groups if group.number == self.number])
         if found is None:
             self._call = None
             return False
@@ -76,18 +78,10 @@ class HangLog:
         self._due = 2 * call.began
         return True
 
-    def _waiting(self, record: Record) -> tuple[GroupRecord, CallRecord] | None:
-        return waiting_in([group for group in record.groups if group.number == self.number])
-
-    def _tell(self) -> None:
+    def _tell(self, mine: Record) -> None:
+        records = [mine]
         with contextlib.suppress(OSError, ValueError):
-            self._log(status_page.read_page(self.page))
-
-    def _log(self, mine: Record) -> None:
-        found = self._waiting(mine)
-        if found is None or (found[1].op, found[1].seq, found[1].text) != self._call:
-            return  # it has ended meanwhile
-        records = [mine, *(one for one in self.job() if one.process != mine.process)]
+            records += [one for one in self.job() if one.process != mine.process]
         entry = job_of(mine.session, records)["ranks"][mine.process]
         late = {peer.rank: process for process, peer in enumerate(mine.peers)}
         asked = [late[rank] for rank in entry["waits_for"] if rank in late][:MOST_ASKED]

@@ -17,11 +17,10 @@ from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Malformed
 
 from . import messages
-from .definition import difference
+from .comparison import difference
 from .failure_detector import SILENT_SHARE
 from .messages import GROUP, GroupMessage, View
-from .rank_states import RankState
-from .view_agreement import Survivors
+from .rank_states import RankState, Survivors
 
 if TYPE_CHECKING:
     from .control_plane import ControlPlane
@@ -300,8 +299,8 @@ class Membership:
             self.listener.on_views(states.views, states.agreed)
 
     def _state(self) -> messages.State:
-        lost, ended = sorted(self._states.lost), sorted(self._states.ended)
-        return messages.State(tuple(lost), tuple(ended), self._states.next, self._states.views)
+        lost, ended, _ = self._states.sets()
+        return messages.State(lost, ended, self._states.next, self._states.views)
 
     def _on_state(self, sender: int, message: messages.State) -> None:
         states = self._states
@@ -343,13 +342,11 @@ class Membership:
 class GroupMessages:
     """The groups that are open here. Messages for those that aren't yet are kept.
 
-    ``foreign`` counts what was malformed or, of too much that came early, the oldest; ``late`` what
-    came after its group was over here.
+    ``foreign`` counts what was malformed or, of too much that came early, the oldest.
     """
 
     def __init__(self) -> None:
         self.foreign = 0
-        self.late = 0
         self._open: dict[int, Membership] = {}
         self._early: deque[messages.Addressed] = deque()
         self._ended: OrderedDict[int, None] = OrderedDict()
@@ -361,19 +358,16 @@ class GroupMessages:
     def open(self, group: Membership) -> None:
         """From now on ``group`` takes its messages, those that came early first."""
         self._open[group.group] = group
-        early = [message for message in self._early if message.group == group.group]
-        for message in early:
+        for message in [one for one in self._early if one.group == group.group]:
             self._early.remove(message)
             self._hand(group, message)
 
     def close(self, group: Membership) -> None:
         """``group`` takes no more messages, whether it was open or not. Idempotent."""
         self._open.pop(group.group, None)
+        self._early = deque(one for one in self._early if one.group != group.group)
         self._ended[group.group] = None
-        for message in [one for one in self._early if one.group == group.group]:
-            self._early.remove(message)
-            self.late += 1
-        while len(self._ended) > MOST_ENDED:
+        if len(self._ended) > MOST_ENDED:
             self._ended.popitem(last=False)
 
     def deliver(self, message: messages.Addressed) -> None:
@@ -381,9 +375,7 @@ class GroupMessages:
         group = self._open.get(message.group)
         if group is not None:
             self._hand(group, message)
-        elif message.group in self._ended:
-            self.late += 1
-        else:
+        elif message.group not in self._ended:
             self._early.append(message)
             if len(self._early) > MOST_EARLY:
                 self._early.popleft()

@@ -25,6 +25,8 @@ from lossycoll.runtime.control.schema import (
 )
 
 VERSION: Final = 3
+PLANE: Final = "control"
+"""The name of the keys that seal them."""
 MOST_RANKS: Final = 1 << 16
 """Ranks of a world, at most."""
 
@@ -105,7 +107,7 @@ class Hello:
     ``purpose``: "member" of the world, or "question" whether the other one lives. A "probe" is the
     question of a process that is no rank of the world (yet): ``rank`` is the one asked for then.
     "rekey", over a sealed connection alone, asks for :class:`Rekey`; "status" and "stacks" for
-    what status_answer.py has.
+    what queries.py has.
     """
 
     version: Annotated[int, Version(VERSION)]
@@ -296,10 +298,7 @@ REPLAYED: Final = frozenset({"abort", "bye", "mismatch", "missed", "ownhost"})
 
 def bits(ranks: Sequence[int]) -> int:
     """A set of ranks as one number: bit r is rank r."""
-    total = 0
-    for rank in ranks:
-        total |= 1 << rank
-    return total
+    return sum({1 << rank for rank in ranks})
 
 
 def ranks_in(mask: int) -> list[int]:

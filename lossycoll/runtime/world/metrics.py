@@ -19,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from lossycoll.runtime.core.exits import start_thread
@@ -133,46 +133,37 @@ def _worst(links: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     return sorted(links, key=lambda one: (not one["trouble"], -float(one["loss"])))[:MOST_LINKS]
 
 
-def tell(
-    where: str,
-    process: int,
-    *,
-    sealed: bool,
-    read: Callable[[], Sequence[Record]],
-    is_over: Callable[[], bool],
-) -> None:
-    """Tells of the job until it is over. ``where``: HOST:PORT to serve at, or the path of a file;
-    with lines of JSON if it ends so. ``sealed``: whether the job has a secret: without HOST it is
-    then served to this machine alone."""
-    if not where.endswith(SUFFIX):
-        try:
-            import prometheus_client  # noqa: F401 (whether it is there)
-        except ImportError:
-            needs = "which needs a package: pip install 'lossycoll[metrics]'"
-            log.warning("option metrics is %r, %s", where, needs)
-            return
-    teller = _Teller(where, process, sealed, read, is_over)
-    start_thread(teller.run, "lossycoll-metrics", teller.ended.set)
-
-
 @dataclass(eq=False)
-class _Teller:
-    """One process's telling, on a thread of its own; the arguments of :func:`tell`."""
+class Exporter:
+    """One process's export of its job's metrics, until that is over."""
 
-    where: str
+    where: str  # HOST:PORT to serve at, or the path of a file, of lines of JSON if it ends so
     process: int
-    sealed: bool
+    _: KW_ONLY
+    sealed: bool  # the job has a secret: without HOST it is served to this machine alone
     read: Callable[[], Sequence[Record]]
     is_over: Callable[[], bool]
-    ended: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event, init=False)
+    is_cut: bool = field(default=False, init=False)
+    """A part of the latest line was written, as far as there was room."""
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Starts a thread."""
+        if not self.where.endswith(SUFFIX):
+            try:
+                import prometheus_client  # noqa: F401 (whether it is there)
+            except ImportError:
+                needs = "which needs a package: pip install 'lossycoll[metrics]'"
+                log.warning("option metrics is %r, %s", self.where, needs)
+                return
+        start_thread(self._run, "lossycoll-metrics", self.ended.set)
+
+    def _run(self) -> None:
         try:
             if self.where.endswith(SUFFIX):
                 begin = time.monotonic()
                 self._repeat(
-                    _Lines(self.where).write,
-                    lambda: max(FIRST_SECONDS, (time.monotonic() - begin) / LINES),
+                    self._add_line, lambda: max(FIRST_SECONDS, (time.monotonic() - begin) / LINES)
                 )
                 return
             from prometheus_client import CollectorRegistry, write_to_textfile
@@ -262,6 +253,19 @@ class _Teller:
         server.server_close()
         thread.join()
 
+    def _add_line(self, records: Sequence[Record]) -> None:
+        text = json.dumps(line_of(records, time.time()), separators=(",", ":")) + "\n"
+        data = ("\n" if self.is_cut else "").encode() + text.encode()
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        file = os.open(self.where, flags, 0o600)
+        try:
+            written = os.write(file, data)
+        finally:
+            os.close(file)
+        self.is_cut = 0 < written < len(data)
+        if self.is_cut:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
 
 def _is_first(process: int, records: Sequence[Record]) -> bool:
     """True if no process of this machine that runs has a lower number. A dead or stopped one writes
@@ -305,24 +309,3 @@ def _rank(rank: Mapping[str, Any], stats: Mapping[str, int]) -> dict[str, Any]:
         "counters": {name: stats.get(name, 0) for name in COUNTERS if name not in LEFT_OUT},
         "link": [{name: link[name] for name in LINE_LINK} for link in _worst(rank["link"])],
     }
-
-
-@dataclass(eq=False)
-class _Lines:
-    """A file of lines of JSON."""
-
-    path: str
-    is_cut: bool = False  # a part of the latest line was written, as far as there was room
-
-    def write(self, records: Sequence[Record]) -> None:
-        text = json.dumps(line_of(records, time.time()), separators=(",", ":")) + "\n"
-        data = ("\n" if self.is_cut else "").encode() + text.encode()
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        file = os.open(self.path, flags, 0o600)
-        try:
-            written = os.write(file, data)
-        finally:
-            os.close(file)
-        self.is_cut = 0 < written < len(data)
-        if self.is_cut:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -2,7 +2,8 @@
 
 Of a job one rank is asked for the status, then one on each further machine, and then those of which
 nothing is known yet. Each rank answers for itself and for the others on its machine, whose pages it
-reads; so a rank that can't answer is told of by its neighbours.
+reads; so a rank that can't answer is told of by its neighbours. An answer is a :class:`Status` and
+as many records as it says; or :class:`Stacks`. docs/status-reference.md has the fields of records.
 """
 
 from __future__ import annotations
@@ -11,22 +12,43 @@ import contextlib
 import errno
 import os
 import socket
+import sys
+import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Final
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
 from lossycoll.runtime.control.context import keys_of
 from lossycoll.runtime.control.events import Closed, Received, Refused
-from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.control.schema import (
+    PRINTABLE,
+    PRINTABLE_LINES,
+    Address,
+    Between,
+    Coded,
+    Length,
+    Malformed,
+    Schema,
+    Version,
+)
 from lossycoll.runtime.control.transport import CLOSED_UNHEARD, Transport
-from lossycoll.runtime.engine.status_record import Record
+from lossycoll.runtime.engine import status_record
+from lossycoll.runtime.engine.status_record import MOST_ENTRIES
 from lossycoll.runtime.keys.secret import Secret
 
-from . import status_answer
-from .connections import PLANE
-from .messages import VERSION, Hello, pack, unpack
-from .status_answer import STACKS, STATUS, Stacks, Status, read
+from . import messages
+from .messages import PLANE, Hello, pack, unpack
 
+VERSION: Final = 1
+STATUS, CALLS, STACKS = QUESTIONS = "status", "calls", "stacks"
+"""Questions that a hello may ask. CALLS is STATUS with the latest calls of each group."""
+MOST_TEXT: Final = 1 << 18
+OWN_THREADS: Final = "lossycoll-"
+"""Names of this package's threads begin so; they wait for what happens, and are left out."""
+FRESH_SECONDS: Final = 0.05
+"""An answer is given again for so long: whoever asks in a loop costs the rank little."""
 ANSWER_SECONDS: Final = 5.0
 """For a rank that is asked whether it lives, or for new keys."""
 FIRST_SECONDS: Final = 2.0
@@ -37,6 +59,86 @@ haven't been told of then. All that is waited for is over when nobody is left to
 TRIES: Final = 3
 """Of the rank that is named: a listener that strangers crowd may close a connection that is new."""
 REFUSED: Final = os.strerror(errno.ECONNREFUSED).lower()
+
+
+def _fields(value: Any, size: int) -> status_record.Record:
+    return status_record.Record.from_json(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Begin of an answer: where each rank's control plane listens; so many records follow."""
+
+    version: Annotated[int, Version(VERSION)]
+    session: Annotated[str, Length(16, 16), PRINTABLE]
+    addresses: Annotated[tuple[Address, ...], Length(0, MOST_ENTRIES)]
+    records: Annotated[int, Between(0, MOST_ENTRIES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Record of one process, from itself or from its status page."""
+
+    fields: Annotated[
+        status_record.Record,
+        Coded("an object (docs/status-reference.md)", _fields, status_record.Record.to_json),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Answer to "stacks": the Python stacks of all threads."""
+
+    text: Annotated[str, Length(0, 4 * MOST_TEXT), PRINTABLE_LINES]
+
+
+Message: TypeAlias = Status | Record | Stacks
+ANSWER: Final[Schema[Message]] = Schema(Message)
+_Kind = TypeVar("_Kind", Status, Record, Stacks)
+
+
+@dataclass(eq=False)
+class Answers:
+    """One rank's answers. Used by the control plane's thread."""
+
+    session: str  # the job's, as pages have it
+    addresses: Sequence[Address]  # where each rank listens
+    # The records of the job on this machine, with their calls or without
+    read: Callable[[bool], Sequence[status_record.Record]]
+    # Latest answers, and until when they are given again
+    _kept: dict[str, tuple[float, list[bytes]]] = field(default_factory=dict, init=False)
+
+    def to(self, purpose: str) -> list[bytes]:
+        """The messages that answer a question."""
+        if purpose == STACKS:
+            return [ANSWER.pack(Stacks(python_stacks()))]
+        until, answer = self._kept.get(purpose, (0.0, []))
+        if (now := time.monotonic()) >= until:
+            try:
+                records = self.read(purpose == CALLS)
+            except OSError:  # somebody has changed the folder
+                records = ()
+            status = Status(VERSION, self.session, tuple(self.addresses), len(records))
+            answer = [ANSWER.pack(status), *(ANSWER.pack(Record(one)) for one in records)]
+            self._kept[purpose] = now + FRESH_SECONDS, answer
+        return answer
+
+
+def python_stacks() -> str:
+    """The stack of every thread but the package's own: the main thread and outer frames first."""
+    frames = sys._current_frames()
+    main = threading.main_thread().ident
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident in sorted(frames, key=lambda one: (one != main, one)):
+        if str(names.get(ident, "")).startswith(OWN_THREADS):
+            continue
+        stack = "".join(traceback.format_stack(frames[ident]))
+        parts.append(f"thread {names.get(ident, ident)}:\n{stack}")
+    return "\n".join(parts)[:MOST_TEXT]
+
+
+# ---- those who ask ----
 
 
 class NoAnswer(OSError):
@@ -124,9 +226,9 @@ def answers(
     """True if ``rank`` of the world with this ``token`` still listens there, not another by now.
     Blocks for up to ``seconds`` where what listens is silent."""
     try:
-        hello = Hello(VERSION, token, rank, "probe")
+        hello = Hello(messages.VERSION, token, rank, "probe")
         body = _answer_to(hello, _place(host, port), seconds, secret)
-        return unpack(body, world) == Hello(VERSION, token, rank, "member")
+        return unpack(body, world) == Hello(messages.VERSION, token, rank, "member")
     except (OSError, Malformed):
         return False
 
@@ -134,7 +236,7 @@ def answers(
 def ask_for_rekey(host: str, port: int, secret: Secret, seconds: float = ANSWER_SECONDS) -> bool:
     """Has a world seal with new keys; True if it has heard. OSError: nobody listens there."""
     try:
-        _answer_to(Hello(VERSION, "", 0, "rekey"), _place(host, port), seconds, secret)
+        _answer_to(Hello(messages.VERSION, "", 0, "rekey"), _place(host, port), seconds, secret)
     except NoAnswer:
         return False
     return True
@@ -146,7 +248,7 @@ def ask_job(
     secret: Secret | None,
     seconds: float = FIRST_SECONDS,
     purpose: str = STATUS,
-) -> tuple[str, tuple[Address, ...], list[Record]]:
+) -> tuple[str, tuple[Address, ...], list[status_record.Record]]:
     """The job of the rank that listens there.
 
     ``seconds``: how long to wait for that rank. ``purpose``: STATUS, or CALLS for records with the
@@ -154,7 +256,7 @@ def ask_job(
     be had. NoAnswer: nothing is learnt there; the text says why. OSError: nobody listens there, or
     there is no such host.
     """
-    first, hello = _place(host, port), Hello(VERSION, "", 0, purpose)
+    first, hello = _place(host, port), Hello(messages.VERSION, "", 0, purpose)
     reader = _Reader()
     end = time.monotonic() + seconds
     for _ in range(TRIES):
@@ -173,17 +275,25 @@ def ask_job(
     return reader.head.session, reader.head.addresses, list(reader.records.values())
 
 
+def _read(body: bytes, kind: type[_Kind]) -> _Kind:
+    """One message of an answer. Malformed: it is none of this kind."""
+    found = ANSWER.unpack(body)
+    if not isinstance(found, kind):
+        raise Malformed(f"no {kind.__name__.lower()}")
+    return found
+
+
 class _Reader:
     """Puts answers together."""
 
     def __init__(self) -> None:
         self.head: Status | None = None
-        self.records: dict[int, Record] = {}
+        self.records: dict[int, status_record.Record] = {}
         self._left: dict[Address, int] = {}
 
     def take(self, place: Address, body: bytes) -> bool:
         if place not in self._left:
-            head = read(body, Status)
+            head = _read(body, Status)
             if head.records > len(head.addresses):
                 raise Malformed("more records than ranks")
             if self.head is None:
@@ -192,7 +302,7 @@ class _Reader:
                 raise Malformed(f"of another job, {head.session}")
             self._left[place] = head.records
         else:
-            record = read(body, status_answer.Record).fields
+            record = _read(body, Record).fields
             assert self.head is not None
             if record.session == self.head.session and record.world == len(self.head.addresses):
                 self.records.setdefault(record.process, record)
@@ -208,8 +318,8 @@ class _Reader:
 def ask_stacks(place: Address, secret: Secret | None, seconds: float = 0.5) -> str:
     """The Python stacks of the rank that listens there. NoAnswer: why it doesn't tell them."""
     try:
-        body = _answer_to(Hello(VERSION, "", 0, STACKS), place, seconds, secret)
-        return read(body, Stacks).text
+        body = _answer_to(Hello(messages.VERSION, "", 0, STACKS), place, seconds, secret)
+        return _read(body, Stacks).text
     except Malformed as error:
         raise NoAnswer(str(error)) from None
     except ConnectionRefusedError:
@@ -218,13 +328,13 @@ def ask_stacks(place: Address, secret: Secret | None, seconds: float = 0.5) -> s
 
 def ask_rank(
     place: Address, secret: Secret | None, seconds: float = 0.5
-) -> tuple[Record | None, str | None]:
+) -> tuple[status_record.Record | None, str | None]:
     """The record and the Python stacks of the rank that listens there, as far as it tells them."""
     reader = _Reader()
-    record: Record | None = None
+    record: status_record.Record | None = None
     stacks: str | None = None
     with contextlib.suppress(OSError):
-        _ask(secret, [place], Hello(VERSION, "", 0, STATUS), seconds, reader.take)
+        _ask(secret, [place], Hello(messages.VERSION, "", 0, STATUS), seconds, reader.take)
         if reader.head is not None:
             if place in reader.head.addresses:
                 record = reader.records.get(reader.head.addresses.index(place))

@@ -7,7 +7,7 @@ table. docs/control.md has the protocol.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
@@ -24,8 +24,6 @@ from .rank_states import RankState, Succession
 MEETING_SECONDS: Final = 10.0
 """For which ranks may be silent before all have met, where liveness is shorter: a process that
 starts is slow, and one that ends meanwhile is refused at once."""
-MOST_WAITING: Final = 4096
-"""Messages that wait for the next coordinator."""
 MOST_REPLAYED: Final = 4096
 NEVER: Final = float("inf")
 
@@ -91,8 +89,6 @@ class WorldProtocol:
         coordinator, once it has said so."""
         self._unkeyed: set[int] = set()
         """Ranks to be told of new keys as soon as they are back, each over its new connection."""
-        self._unsent: deque[Addressed] = deque()
-        """Messages that wait for the next coordinator and aren't kept in ``_replay_log``."""
         self._heard_coordinator = 0.0
         """When anything last came over the connection with the coordinator."""
         self._renew_at = NEVER
@@ -152,7 +148,8 @@ class WorldProtocol:
             membership.rank_lost(self.rank, self._detector.silence, ended=False, proven=False)
 
     def send(self, group: int, body: messages.GroupMessage, to: Sequence[int]) -> None:
-        """Sends a group's message to ranks of the world, by way of the coordinator."""
+        """Sends a group's message to ranks of the world, by way of the coordinator. While there is
+        none, those are lost that their senders repeat in any case."""
         others = [rank for rank in to if rank != self.rank]
         if not others:
             return
@@ -164,8 +161,6 @@ class WorldProtocol:
             self._replay_log.note(message, self.clock())
         if self.states.coordinator in self.welcomed:
             self.sockets.send(self.states.coordinator, pack(message))
-        elif message.body[0] not in REPLAYED and len(self._unsent) < MOST_WAITING:
-            self._unsent.append(message)
 
     # ---- one turn ----
 
@@ -244,7 +239,8 @@ class WorldProtocol:
     # ---- messages ----
 
     def _on_message(self, rank: int, message: Message) -> None:
-        if rank == self.states.coordinator:
+        is_coordinators = rank == self.states.coordinator
+        if is_coordinators:
             self._heard_coordinator = self.clock()
             self._renew_at = NEVER
         if self.states.is_lost(rank):
@@ -254,15 +250,11 @@ class WorldProtocol:
             return
         handle = _HANDLERS.get(type(message))
         try:
-            if handle is None:
-                raise Malformed(f"{message} isn't for a member's connection")
+            if handle is None or (type(message) in _COORDINATORS and not is_coordinators):
+                raise Malformed(f"{message} isn't for rank {rank} to say")
             handle(self, rank, message)
         except Malformed:
             self._foreign += 1
-
-    def _from_coordinator(self, rank: int) -> None:
-        if rank != self.states.coordinator:
-            raise Malformed(f"rank {rank} isn't the coordinator")
 
     def _on_heartbeat(self, rank: int, message: messages.Heartbeat) -> None:
         if rank == self.states.coordinator:
@@ -296,7 +288,6 @@ class WorldProtocol:
         self._tell_keys(rank)
 
     def _on_welcome(self, rank: int, message: messages.Welcome) -> None:
-        self._from_coordinator(rank)
         self.welcomed = {rank}
         if message.ready:
             self._set_ready()
@@ -306,26 +297,17 @@ class WorldProtocol:
             self._lose(lost, self._detector.silence, ended=lost in message.ended)
         if rank != self.states.coordinator:
             return
-        waiting, self._unsent = self._unsent, deque()
-        own = [one for one in self._replay_log.kept(self.clock()) if one.sender == self.rank]
-        for repeated in [*own, *waiting]:
-            self._tell(repeated, [rank])
+        for repeated in self._replay_log.kept(self.clock()):
+            if repeated.sender == self.rank:
+                self._tell(repeated, [rank])
         self._tell_keys(rank)
         for membership in self.groups:
             membership.on_round()
-
-    def _on_ready(self, rank: int, message: messages.Ready) -> None:
-        self._from_coordinator(rank)
-        self._set_ready()
 
     def _set_ready(self) -> None:
         self.ready = True
         self._detector.silence = SILENT_SHARE * self.liveness
         self.on_met_or_failed()
-
-    def _on_dead(self, rank: int, message: messages.Dead) -> None:
-        self._from_coordinator(rank)
-        self._lose(message.rank, message.silent, ended=message.ended)
 
     def _on_left(self, rank: int, message: messages.Left) -> None:
         gone = message.rank
@@ -333,26 +315,20 @@ class WorldProtocol:
             raise Malformed(f"rank {rank} says that {gone} has left")
         if not self.states.leave(gone):
             return
-        self._detector.forget(gone)
-        self.note(gone, RankState.LEFT, 0.0)
         if self.states.is_coordinator:
             self.welcomed.discard(gone)
             self.sockets.hang_up(gone)
             self._tell(message, self.welcomed)
-        for membership in self.groups:
-            membership.rank_lost(gone, 0.0, ended=True, proven=True)
-        self._follow()
-        if not self.ready:
-            self.on_met_or_failed()
+        self._continue_without(gone, 0.0, ended=True, proven=True)
 
     def _on_addressed(self, rank: int, message: Addressed) -> None:
         if self.states.is_coordinator:
             if message.sender != rank:
                 raise Malformed(f"rank {rank} sends in the name of rank {message.sender}")
             self._relay(message)
-            return
-        self._from_coordinator(rank)
-        if message.body[0] not in REPLAYED or self._replay_log.note(message, self.clock()):
+        elif rank != self.states.coordinator:
+            raise Malformed(f"rank {rank} isn't the coordinator")
+        elif message.body[0] not in REPLAYED or self._replay_log.note(message, self.clock()):
             self.groups.deliver(message)
 
     def _relay(self, message: Addressed) -> None:
@@ -369,13 +345,14 @@ class WorldProtocol:
         self._on_rekey(self.rank, messages.Rekey())
 
     def _on_rekey(self, rank: int, message: messages.Rekey) -> None:
-        if rank != self.rank and not self.states.is_coordinator:
-            self._from_coordinator(rank)
-        self.on_rekey()
-        if not self.states.is_coordinator:  # once what is said here has been sent
+        told = set(range(self.world))
+        if not self.states.is_coordinator:
+            told = {self.states.coordinator}
+            if rank not in (self.rank, self.states.coordinator):
+                raise Malformed(f"rank {rank} isn't the coordinator")
+            # Once what is said here has been sent.
             self._rekey_at = self.clock() + self._detector.interval / 4
-        coordinator = self.states.coordinator
-        told = set(range(self.world)) if self.states.is_coordinator else {coordinator}
+        self.on_rekey()
         self._unkeyed |= told - self.welcomed - {self.rank, rank}
         self._tell(message, self.welcomed - {rank})
 
@@ -402,9 +379,12 @@ class WorldProtocol:
             self._detector.watch((), self.clock(), expected=0, pause=self.liveness)
         elif not self.states.lose(rank, ended=ended):
             return
+        proven = ended and not self._detector.in_doubt
+        self._continue_without(rank, silent, ended=ended, proven=proven)
+
+    def _continue_without(self, rank: int, silent: float, *, ended: bool, proven: bool) -> None:
         if rank != self.rank:
             self.note(rank, self.states[rank], 0.0)
-        proven = ended and not self._detector.in_doubt
         self._detector.forget(rank)
         for membership in self.groups:
             membership.rank_lost(rank, silent, ended=ended, proven=proven)
@@ -450,9 +430,11 @@ _HANDLERS: Final[dict[type, Callable[[WorldProtocol, int, Any], None]]] = {
     messages.Heartbeat: WorldProtocol._on_heartbeat,
     messages.Follow: WorldProtocol._on_follow,
     messages.Welcome: WorldProtocol._on_welcome,
-    messages.Ready: WorldProtocol._on_ready,
-    messages.Dead: WorldProtocol._on_dead,
+    messages.Ready: lambda self, rank, message: self._set_ready(),
+    messages.Dead: lambda self, rank, dead: self._lose(dead.rank, dead.silent, ended=dead.ended),
     messages.Left: WorldProtocol._on_left,
     messages.Rekey: WorldProtocol._on_rekey,
     Addressed: WorldProtocol._on_addressed,
 }
+_COORDINATORS: Final = frozenset({messages.Welcome, messages.Ready, messages.Dead})
+"""Messages that nobody but the coordinator may send."""

@@ -13,7 +13,7 @@ from typing import Annotated, Final, TypeVar
 from lossycoll.errors import OperationTimeout, RendezvousError
 from lossycoll.runtime.control.schema import PRINTABLE, Between, Check, Length, Malformed, Schema
 from lossycoll.runtime.world.polled_store import PolledStore
-from lossycoll.runtime.world.view_agreement import has_quorum
+from lossycoll.runtime.world.rank_states import has_quorum
 
 POLL_SECONDS: Final = 0.02
 HEARTBEAT_SECONDS: Final = 0.1
@@ -55,12 +55,23 @@ class Participant:
 
 
 @dataclass(frozen=True)
-class Participants:
-    """A generation, as the first process that may has written it."""
+class Generation:
+    """A generation, as the first process that may has written it. torch's ranks are the members'
+    places in it."""
 
+    number: Annotated[int, Between(0, 1 << 31)]
     members: Annotated[
         tuple[Participant, ...], Length(1, MOST_SLOTS), Check("by slot, each once", _by_slot)
     ]
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        return tuple(one.slot for one in self.members)
+
+    @property
+    def source(self) -> int:
+        """The place of the member whose state all take: of the most steps, the first of several."""
+        return max(range(len(self.members)), key=lambda at: (self.members[at].steps, -at))
 
 
 @dataclass(frozen=True)
@@ -71,25 +82,8 @@ class Ended:
     lost: Annotated[tuple[Annotated[int, Between(0, MOST_SLOTS)], ...], Length(0, MOST_SLOTS)]
 
 
-STORE: Final[Schema[Participant | Participants | Ended]] = Schema(
-    Participant | Participants | Ended
-)
-_Said = TypeVar("_Said", Participant, Participants, Ended)
-
-
-@dataclass(frozen=True)
-class Generation:
-    number: int  # from 0 on
-    members: tuple[Participant, ...]  # by slot; torch's ranks are their places in it
-
-    @property
-    def slots(self) -> tuple[int, ...]:
-        return tuple(one.slot for one in self.members)
-
-    @property
-    def source(self) -> int:
-        """The place of the member whose state all take: of the most steps, the first of several."""
-        return max(range(len(self.members)), key=lambda at: (self.members[at].steps, -at))
+STORE: Final[Schema[Participant | Generation | Ended]] = Schema(Participant | Generation | Ended)
+_Said = TypeVar("_Said", Participant, Generation, Ended)
 
 
 @dataclass(frozen=True)
@@ -262,9 +256,11 @@ class Agreement:
                 known |= {one.incarnation for one in here}
                 latest = now  # the others may be close behind
             if now >= begin + SETTLE_SECONDS:
-                missing = self._missing(here, before)
                 waited = before is not None and now >= latest + grace
                 slots = {one.slot for one in here}
+                # Without these it agrees on nothing before ``grace`` is over.
+                wanted = set(range(self._slots)) if before is None else before.expected
+                missing = wanted - slots
                 # Who comes from no group leaves it to those who do: they may know better.
                 may = before is not None or all(one.before == NONE for one in here)
                 enough = not missing or (
@@ -316,30 +312,23 @@ class Agreement:
             peer=min(missing),
         )
 
-    def _missing(self, here: Collection[Participant], before: LastGeneration | None) -> set[int]:
-        """Slots without which this process agrees on nothing before ``grace`` is over."""
-        slots = {one.slot for one in here}
-        if before is None:
-            return set(range(self._slots)) - slots
-        return before.expected - slots
-
     def members(self, number: int) -> Generation:
         """A generation that was agreed on. RendezvousError: its key holds something else."""
         raw = self._store.get(f"members/{number}") or ""
         try:
             found = STORE.unpack(raw.encode(), self._slots)
-            if not isinstance(found, Participants):
-                raise Malformed(f"{raw!r:.80} is no list of members")
+            if not isinstance(found, Generation) or found.number != number:
+                raise Malformed(f"{raw!r:.80} is another thing")
         except Malformed as error:
             raise RendezvousError(
                 f"{self._who}: members/{number} in the store: {error}; does another job use the "
                 f"same store, or a job of another size?"
             ) from None
-        return Generation(number, found.members)
+        return found
 
     def _agree(self, number: int, here: Collection[Participant]) -> None:
-        members = Participants(tuple(sorted(here, key=lambda one: one.slot)))
-        self._store.set_first(f"members/{number}", STORE.pack(members).decode())
+        agreed = Generation(number, tuple(sorted(here, key=lambda one: one.slot)))
+        self._store.set_first(f"members/{number}", STORE.pack(agreed).decode())
         self._store.set("generation", str(number))  # a hint: it may go backwards
 
     def _check_slot(self) -> None:

@@ -221,20 +221,16 @@ class ElasticWorld:
 
         Idempotent.
         """
-        if self._watcher is not None and self._generation is not None:
-            self._mark_end(self._generation)
+        before = None if self._watcher is None else self._before()
+        if before is not None:
+
+            def mark() -> None:
+                with contextlib.suppress(LossyError):  # a store that has ended, too
+                    self._agreement.end(before.generation, before.lost)
+
+            start_thread(mark, "lossycoll-elastic-end").join(JOIN_SECONDS)
         self._closed = True
         self._leave()
-
-    def _mark_end(self, generation: Generation) -> None:
-        before = self._before()
-        lost = frozenset[int]() if before is None else before.lost
-
-        def mark() -> None:
-            with contextlib.suppress(LossyError):  # a store that has ended, too
-                self._agreement.end(generation, lost)
-
-        start_thread(mark, "lossycoll-elastic-end").join(JOIN_SECONDS)
 
     def _leave(self) -> None:
         if self._watcher is not None:

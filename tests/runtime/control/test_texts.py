@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from lossycoll.runtime.control.schema import Malformed, Schema
 from lossycoll.runtime.swarm.protocol import SWARM
 from lossycoll.runtime.world.messages import GROUP, WORLD
-from lossycoll.runtime.world.status_answer import ANSWER, Stacks, Status
-from lossycoll.train.elastic.agreement import STORE, Participant, Participants
+from lossycoll.runtime.world.queries import ANSWER, Stacks, Status
+from lossycoll.train.elastic.agreement import STORE, Generation, Participant
 from tests.runtime.swarm.test_protocol import MESSAGES as OF_SWARM
 from tests.runtime.world.test_messages import OF_GROUP, OF_WORLD
 from tests.runtime.world.test_messages import WORLD as SIZE
@@ -28,7 +28,7 @@ SAID: list[tuple[Schema[Any], Any, str]] = [
     *((GROUP, one, "\n") for one in OF_GROUP),
     (ANSWER, Status(1, "5c" * 8, (("10.0.0.1", 7000), ("fe80::1%eth0", 7000)), 2), ""),
     (ANSWER, Stacks("thread MainThread:\n  here"), "\n"),
-    *((STORE, one, "") for one in (ONE, Participants((ONE,)))),
+    *((STORE, one, "") for one in (ONE, Generation(0, (ONE,)))),
 ]
 """Messages, and what may stay of what can't be printed. The body of a group's message is read by
 another schema, and objects of JSON are read one by one."""

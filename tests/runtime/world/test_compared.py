@@ -10,7 +10,7 @@ import pytest
 from lossycoll.errors import RendezvousError
 from lossycoll.options.fields import COUNT_AS_GIVEN, GIVEN, Options
 from lossycoll.options.schema import variable
-from lossycoll.runtime.world.definition import compare_options, compare_versions, difference
+from lossycoll.runtime.world.comparison import compare_options, compare_versions, difference
 from lossycoll.runtime.world.messages import Defined
 from tools.options_table import table
 

@@ -156,24 +156,22 @@ def test_new_keys_begin_each_connection_again_and_nothing_is_lost(asker: int) ->
 def test_new_keys_that_are_asked_for_while_a_connection_begins_again_are_every_ranks() -> None:
     """As by two commands one after the other."""
     with planes(3, LIVENESS, secret=Secret.of(b"a secret of tests")) as s:
-        renewed = [0] * 3
+        renewed: list[int] = []
         for rank, plane in enumerate(s.planes):
-
-            def count(rank: int = rank) -> None:
-                renewed[rank] += 1
-
-            plane.protocol.on_rekey = count
+            plane.protocol.on_rekey = lambda rank=rank: renewed.append(rank)  # type: ignore[misc]
         asker = s.planes[2]
         follow = asker._sockets.follow
 
         def follow_and_ask(*words: Any) -> None:
             follow(*words)
-            if renewed[2] < 3:
+            if renewed.count(2) < 3:
                 asker.rekey()
 
         asker._sockets.follow = follow_and_ask  # type: ignore[method-assign]
         asker.rekey()
-        until(lambda: renewed == [3, 3, 3])
+        until(lambda: renewed.count(2) == 3)
+        # Where connecting takes long, the others hear of two wishes at once.
+        until(lambda: {0, 1} <= {*renewed[len(renewed) - renewed[::-1].index(2) :]})
 
 
 def test_coordinators_may_die_one_after_another() -> None:

@@ -42,7 +42,8 @@ def told(text: str) -> dict[str, dict[tuple[str, ...], float]]:
 
 def text_of(records: list[Any]) -> str:
     registry = CollectorRegistry()
-    registry.register(metrics._Teller("", 0, True, lambda: records, lambda: False))  # type: ignore[arg-type]
+    exporter = metrics.Exporter("", 0, sealed=True, read=lambda: records, is_over=lambda: False)
+    registry.register(exporter)  # type: ignore[arg-type]
     return generate_latest(registry).decode()
 
 
@@ -239,9 +240,9 @@ def test_one_process_serves_until_the_job_is_over(
 
     first_over = threading.Event()
     for process, ends in enumerate((first_over, over)):  # the second one finds the port taken
-        metrics.tell(
+        metrics.Exporter(
             f"127.0.0.1:{port}", process, sealed=True, read=lambda: RECORDS, is_over=ends.is_set
-        )
+        ).start()
         until(lambda: _connects(port))
     assert "lossycoll_operations_total" in text()
     first_over.set()  # as if that rank had died
@@ -265,13 +266,13 @@ def test_a_port_that_another_program_has_is_told_once_and_taken_when_it_is_free(
     try:
         with socket.create_server(("127.0.0.1", port)):  # it never answers
             for process in (0, 1):
-                metrics.tell(
+                metrics.Exporter(
                     f"127.0.0.1:{port}",
                     process,
                     sealed=True,
                     read=lambda: RECORDS,
                     is_over=over.is_set,
-                )
+                ).start()
             until(lambda: bool(caplog.records), seconds=20)
         until(lambda: metrics._tells("127.0.0.1", port, "ab"))
     finally:
@@ -289,7 +290,9 @@ def test_the_lowest_process_of_a_machine_writes_the_file(
     over = threading.Event()
     for process in (0, 1):
         file = str(tmp_path / f"{process}.prom")
-        metrics.tell(file, process, sealed=False, read=lambda: RECORDS, is_over=over.is_set)
+        metrics.Exporter(
+            file, process, sealed=False, read=lambda: RECORDS, is_over=over.is_set
+        ).start()
     until((tmp_path / "0.prom").exists)
     over.set()
     until(lambda: not _threads())
@@ -312,7 +315,7 @@ def test_the_next_process_writes_where_the_lowest_does_not_run(
 ) -> None:
     records, over = [record(0, 7, state=state), record(1, 7)], threading.Event()
     file = tmp_path / name
-    metrics.tell(str(file), 1, sealed=False, read=lambda: records, is_over=over.is_set)
+    metrics.Exporter(str(file), 1, sealed=False, read=lambda: records, is_over=over.is_set).start()
     try:
         until(lambda: file.exists() and file.stat().st_size)
     finally:
@@ -326,7 +329,7 @@ def test_a_file_that_can_not_be_written_is_told_once_and_tried_again(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     over, file = threading.Event(), tmp_path / "away" / name
-    metrics.tell(str(file), 0, sealed=False, read=lambda: RECORDS, is_over=over.is_set)
+    metrics.Exporter(str(file), 0, sealed=False, read=lambda: RECORDS, is_over=over.is_set).start()
     try:
         until(lambda: bool(caplog.records))
         file.parent.mkdir()
@@ -345,13 +348,15 @@ def test_a_line_that_was_cut_spoils_no_other(
 ) -> None:
     """As by a disk that has become full."""
     file, write = tmp_path / "job.jsonl", os.write
-    lines = metrics._Lines(str(file))
-    lines.write(RECORDS)
+    lines = metrics.Exporter(
+        str(file), 0, sealed=False, read=lambda: RECORDS, is_over=lambda: False
+    )
+    lines._add_line(RECORDS)
     with monkeypatch.context() as full:
         full.setattr(os, "write", lambda end, data: write(end, data[:40]))
         with pytest.raises(OSError, match="No space left"):
-            lines.write(RECORDS)
-    lines.write(RECORDS)
+            lines._add_line(RECORDS)
+    lines._add_line(RECORDS)
     first, cut, last = file.read_text().splitlines()
     assert len(cut) == 40
     assert json.loads(first)["session"] == json.loads(last)["session"] == "ab"

@@ -16,7 +16,7 @@ from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.world import queries
-from lossycoll.runtime.world.status_answer import Answers
+from lossycoll.runtime.world.queries import Answers
 from tests.runtime.world.test_job_status import WORLD, record
 
 SESSION = "ab" * 8

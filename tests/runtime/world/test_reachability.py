@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.world.reachability import (
+from lossycoll.runtime.world.comparison import (
     NO_ANSWER,
     Side,
     common_version,

@@ -15,7 +15,7 @@ import pytest
 from lossycoll.errors import InterfaceError, LossyError, OptionError, RendezvousError
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.world import rendezvous
-from lossycoll.runtime.world.definition import compare_options
+from lossycoll.runtime.world.comparison import compare_options
 from lossycoll.runtime.world.rendezvous import Rendezvous
 from tests.support.memory_store import MemoryStore
 from tests.support.waiting import until

@@ -8,7 +8,8 @@ those of the other dimensions hold the other shards.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -240,6 +241,17 @@ def batches(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Te
             room -= span.numel()
     if batch:
         yield batch
+
+
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """A method as a hook that doesn't keep its object; does nothing when that is gone."""
+    found = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (here := found()) is not None:
+            here(*args)
+
+    return call
 
 
 def as_real(tensor: Tensor) -> Tensor:

@@ -10,28 +10,28 @@ known: it takes longer to come, and doesn't wait for the bucket to be sent.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Parameter
 
 from lossycoll.errors import OptionError, PeerLostError, TrainingError, UnsupportedError
 from lossycoll.train.common.collectives import Collectives, ReportedMean, Work, wait_all
+from lossycoll.train.common.models import weakly
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 from .backward_pass import (
     GradStamp,
     PassStatus,
     ReducerOrder,
-    at_end,
     is_nested,
     orders,
-    pass_number,
 )
 from .parameter_store import ParameterStore, Shard
 from .parameter_sync import ParameterSync
@@ -133,18 +133,17 @@ class Residual:
         self.views = [member.view(self.values) for member in shard.bucket.members]
 
     def keep(
-        self, missed: Tensor | None, present: Sequence[bool], scales: tuple[float, float]
+        self, missed: Tensor | None, absent: Iterable[int], scales: tuple[float, float]
     ) -> None:
         """Takes what was lost of this rank's contribution, ``missed`` (size,), for the next pass.
 
-        ``present``: which members had a gradient; the others' residual, of which zeros were sent,
-        stays. ``scales``: the one that it was sent with, and the right one.
+        ``absent``: positions of members without a gradient, whose residual, of which zeros were
+        sent, stays. ``scales``: the one that it was sent with, and the right one.
         """
-        pairs = zip(self.views, present, strict=True)
-        absent = [(view, view.clone()) for view, was_there in pairs if not was_there]
+        stays = [(self.views[position], self.views[position].clone()) for position in absent]
         added, scale = scales
         self.values.mul_(1 - added / scale)
-        for view, before in absent:
+        for view, before in stays:
             view.copy_(before)
         if missed is not None:
             self.values.add_(missed, alpha=1 / scale)
@@ -156,7 +155,8 @@ class _BucketState:
 
     shard: Shard
     residual: Residual | None  # with error feedback, what is still to be sent of the bucket
-    missing: int = 0  # parameters without a gradient so far
+    missing: set[int] = field(default_factory=set)
+    """Positions of the members without a gradient so far."""
     work: Work | None = None  # the collective, once it has started
     report: ReportedMean | None = None
     """With error feedback, the collective until its losses have been added to the residual."""
@@ -181,20 +181,17 @@ class GradientReducer:
         self._collectives = collectives = store.collectives
         self._store = store
         self._parameter_sync = parameter_sync
-        self._finished = weakref.WeakMethod(finished)  # or it would live until cycles are collected
+        self._finished = weakly(finished)  # or it would live until cycles are collected
         self.feedback = feedback
         self._compression = None if compression is None else Compressor(compression, collectives)
         self._order = orders.setdefault(collectives.group, ReducerOrder())
         self._model = store.model
         self._buckets: list[_BucketState] = []
-        self._places: dict[int, tuple[int, int]] = {}  # bucket and position there, by index
         self.scale = 1.0  # the scale that a GradScaler is expected to have in the next pass
         self._sync = True
         self._armed: int | None = None  # the number of the backward pass that calls :meth:`end`
         self.is_open = False
         self._launched = 0  # buckets that have started in this pass: the first ones
-        self._seen: set[int] = set()
-        """Indices of the parameters whose gradients were copied in this pass."""
         self._status = PassStatus(collectives.world, 0)
         self._status_work: Work | None = None  # the collective of the status, once it has started
         self._sent: dict[int, GradStamp] = {}
@@ -211,9 +208,8 @@ class GradientReducer:
             for position, member in enumerate(shard.bucket.members):
                 # What isn't in the last pass has no gradient there.
                 self._sent[member.index] = GradStamp(None)
-                self._places[member.index] = (len(self._buckets) - 1, position)
-                hook = partial(_on_gradient, weakref.ref(self), member.index)
-                self._model[member.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                ready = partial(weakly(self.ready), len(self._buckets) - 1, position)
+                self._model[member.index].register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -227,22 +223,19 @@ class GradientReducer:
     # ---- a backward pass ----
 
     @torch.no_grad()
-    def ready(self, index: int) -> None:
-        number, position = self._places[index]
+    def ready(self, number: int, position: int, parameter: Parameter) -> None:
         bucket = self._buckets[number]
-        if not self._sync or not bucket.shard.holds(position, self._model[index]):
+        if not self._sync or not bucket.shard.holds(position, parameter):
             return  # another optimizer has it now; step() tells whoever doesn't know
         self._enter_pass()
         if number < self._launched:
+            name = self._store.names[bucket.shard.bucket.members[position].index]
             raise TrainingError(
-                f"{self._collectives}: {self._store.names[index]} got its gradient in two parts "
+                f"{self._collectives}: {name} got its gradient in two parts "
                 f"during one backward pass, the second after its bucket had been sent; is it used "
                 f"inside and outside of a checkpointed block? use_reentrant=False makes it one part"
             )
-        self._copy(index)
-        if index not in self._seen:
-            self._seen.add(index)
-            bucket.missing -= 1
+        self._copy(bucket, position)
         if not self._order.is_single:
             return
         with owners_needed():
@@ -251,14 +244,15 @@ class GradientReducer:
 
     def _enter_pass(self) -> None:
         """Makes the running backward pass the one that is reduced."""
-        number = pass_number()
+        number = torch._C._current_graph_task_id()
         if self.is_open and self._armed not in (None, number) and not is_nested():
             self.finish()  # the pass before this one raised
         if self._compression is not None and not self.is_open:
             self._compression.check_taken()
         if self._armed is None:
             self._armed = number
-            at_end(partial(_on_end, weakref.ref(self)))
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(weakly(self.end))
         if not self.is_open:
             self._begin()
 
@@ -297,9 +291,7 @@ class GradientReducer:
                     self._compression.forget()
         finally:
             self.is_open, self._armed = False, None
-        finished = self._finished()
-        if finished is not None:
-            finished(self._status)
+        self._finished(self._status)
 
     def _begin(self) -> None:
         self._parameter_sync.finish_all()
@@ -307,15 +299,15 @@ class GradientReducer:
             self._compression.forget()  # what was sent before, if anything, is sent anew
         self.is_open = True
         self._launched = 0
-        self._seen = set()
         self._sent = {}
         self._status = PassStatus(self._collectives.world, len(self._model))
         self._status_work = None
         for bucket in self._buckets:
-            bucket.missing = len(bucket.shard.bucket.members)
+            bucket.missing = set(range(len(bucket.shard.bucket.members)))
             bucket.work = bucket.report = None
 
-    def _copy(self, index: int) -> None:
+    def _copy(self, bucket: _BucketState, position: int) -> None:
+        index, view = bucket.shard.bucket.members[position].index, bucket.shard.views[position]
         grad = self._model[index].grad
         assert grad is not None
         if grad.layout is not torch.strided:
@@ -324,27 +316,22 @@ class GradientReducer:
                 f"{grad.layout}, but only dense ones can be sharded; make the embedding with "
                 f"sparse=False"
             )
-        number, position = self._places[index]
-        bucket = self._buckets[number]
-        view = bucket.shard.views[position]
         view.copy_(grad)
         self._sent[index] = GradStamp(grad)  # what hooks change from here on isn't sent
         if bucket.residual is not None:
             view.add_(bucket.residual.views[position], alpha=self.scale)
         self._status.used[index] = 1
+        bucket.missing.discard(position)
 
     def _launch_rest(self) -> None:
-        while self._launched < len(self._buckets):
-            shard = self._buckets[self._launched].shard
-            for member, view in zip(shard.bucket.members, shard.views, strict=True):
-                if member.index in self._seen:
-                    continue
-                if self._model[member.index].grad is None:
-                    self._sent[member.index] = GradStamp(None)
-                    view.zero_()
+        for bucket in self._buckets[self._launched :]:
+            for position in sorted(bucket.missing):
+                index = bucket.shard.bucket.members[position].index
+                if self._model[index].grad is None:
+                    self._sent[index] = GradStamp(None)
+                    bucket.shard.views[position].zero_()
                 else:
-                    self._copy(member.index)
-                    self._seen.add(member.index)
+                    self._copy(bucket, position)
             self._launch()
 
     def _launch(self) -> None:
@@ -409,8 +396,7 @@ class GradientReducer:
         for bucket in self._buckets:
             if bucket.residual is None or bucket.report is None:
                 continue
-            present = [member.index in self._seen for member in bucket.shard.bucket.members]
-            bucket.residual.keep(bucket.report.missed, present, (self.scale, scale))
+            bucket.residual.keep(bucket.report.missed, bucket.missing, (self.scale, scale))
             bucket.report = None
         self.scale = scale
 
@@ -429,19 +415,3 @@ class GradientReducer:
                 for member, view in pairs:
                     if member.index in values:
                         view.copy_(values[member.index])
-
-
-# The hooks of autograd don't keep the reducer, so that an optimizer that nobody has any more is
-# gone.
-
-
-def _on_gradient(reducer: weakref.ref[GradientReducer], index: int, _: Tensor) -> None:
-    found = reducer()
-    if found is not None:
-        found.ready(index)
-
-
-def _on_end(reducer: weakref.ref[GradientReducer]) -> None:
-    found = reducer()
-    if found is not None:
-        found.end()

@@ -82,14 +82,14 @@ TRAINING = (
     mutation(
         "what an earlier forward pass read may change without a word",
         "lossycoll/train/sharded/parameter_sync.py",
-        "        bucket.moves = sent.moves or sent.whole\n        bucket.touch()\n",
-        "        bucket.moves = sent.moves or sent.whole\n",
+        "            bucket.differences.apply()\n        bucket.touch()\n",
+        "            bucket.differences.apply()\n",
         "tests/train/sharded/test_parameter_sync.py::test_a_bucket_is_waited_for_alone_and_once",
     ),
     mutation(
         "dropped micro-batches count",
-        "lossycoll/train/dropcompute/runner.py",
-        "return self.settings.micro_batches * ranks / completed",
+        "lossycoll/train/dropcompute/controller.py",
+        "return self._settings.micro_batches * ranks / completed",
         "return 1.0",
         "tests/train/dropcompute/test_controller.py::test_the_mean_is_over_what_was_completed",
     ),

@@ -8,7 +8,7 @@ values.
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 from zlib import crc32
@@ -22,7 +22,7 @@ from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.delivery import Wire
 
 from . import selection
-from .error_memory import RULES, ErrorMemory, RowSum
+from .error_memory import RULES, ErrorMemory, RowSum, within
 from .selection import MatrixShape, as_matrix, kept_rows
 from .transport import Mean, check_members, exact_mean, is_exact, mean, padded, sent_bytes
 
@@ -102,7 +102,7 @@ class BucketGradient:
     name: str  # name in errors
     tensor: Tensor  # this rank's; replaced by what is to be used
     shape: MatrixShape | None  # the matrix whose rows are chosen; None to send the gradient whole
-    memory: ErrorMemory | None  # error memory of that matrix
+    memory: ErrorMemory
     matrix: Tensor = field(init=False)
     """The gradient as (m, n), of at least 32 bits; shares its memory where that has them."""
     index: Tensor = field(init=False)  # the rows that are sent: int64 (k,)
@@ -115,16 +115,11 @@ class BucketGradient:
 
     @property
     def sends_rows(self) -> bool:
-        return self.memory is not None and self.memory.ready
-
-    @property
-    def error_memory(self) -> ErrorMemory:
-        assert self.memory is not None
-        return self.memory
+        return self.shape is not None and self.memory.ready
 
     @property
     def parts(self) -> selection.Parts:
-        return self.error_memory.parts(self.matrix)
+        return self.memory.parts(self.matrix)
 
     @property
     def selected(self) -> int:
@@ -132,8 +127,8 @@ class BucketGradient:
 
     def select(self, out: Tensor) -> None:
         """Takes the gradient into the memory, and writes the rows to send to ``out``, (k * n,)."""
-        accumulated = self.error_memory.accumulate(self.matrix)
-        self.error_memory.select(accumulated, self.index, out.view(len(self.index), -1))
+        accumulated = self.memory.accumulate(self.matrix)
+        self.memory.select(accumulated, self.index, out.view(len(self.index), -1))
 
     def rows_of(self, index: Tensor, values: Tensor) -> RowSum:
         """Elements (k * n,) as rows ``index``, int64 (k,), of the matrix, in its type."""
@@ -160,8 +155,7 @@ class BucketStep:
     """Compresses and averages ``gradients``: of one type and device, in one order on all ranks.
 
     What is drawn for a gradient depends on ``step``, its number, and on the gradient's key, but not
-    on the other gradients: buckets change from run to run, and a step should not. ``residuals``
-    has, by key, what was lost of gradients that were sent whole.
+    on the other gradients: buckets change from run to run, and a step should not.
     """
 
     def __init__(
@@ -169,7 +163,6 @@ class BucketStep:
         gradients: Sequence[BucketGradient],
         settings: ARCTopKSettings,
         collectives: Collectives,
-        residuals: MutableMapping[str, Tensor],
         counts: TrafficCounts,
         step: int,
     ) -> None:
@@ -178,7 +171,6 @@ class BucketStep:
         self._whole = [g for g in self._gradients if not g.sends_rows]
         self._settings = settings
         self._collectives = collectives
-        self._residuals = residuals
         self._counts = counts
         self._step = step
         self._like = (
@@ -292,7 +284,7 @@ class BucketStep:
             if gradient.nonfinite:
                 part.zero_()  # in few bits it would spoil its neighbours
             else:
-                part.copy_(_within(self._whole_of(gradient), sent.dtype))
+                part.copy_(within(self._whole_of(gradient), sent.dtype))
         feedback = self._settings.error_feedback != "none"
         averaged = mean(self._collectives, sent, feedback=feedback)
         self._count(sum(rows), end, sent, averaged)
@@ -301,21 +293,19 @@ class BucketStep:
         )
         ended = list(zip([*chosen, *self._whole], delivered, used, strict=True))
         for gradient, _, part in ended:
-            if self._raises or (gradient.memory is not None and not gradient.sends_rows):
+            if self._raises or (gradient.shape is not None and not gradient.sends_rows):
                 gradient.nonfinite |= not bool(part.isfinite().all())
         self._refuse_nonfinite()  # before anything is remembered
         for gradient, own, part in ended[: len(rows)]:
             arrived, means = (gradient.rows_of(gradient.index, each) for each in (own, part))
-            gradient.error_memory.update(arrived, [means], gradient.matrix)
+            gradient.memory.update(arrived, [means], gradient.matrix)
         for gradient, own, part in ended[len(rows) :]:
             self._use_whole(gradient, own, part, all_arrived=averaged.delivered is sent)
 
     def _whole_of(self, gradient: BucketGradient) -> Tensor:
         """What is to be sent of a gradient that is sent whole, (n,), and what was lost of it."""
-        values, residual = gradient.matrix.view(-1), self._residuals.get(gradient.key)
-        if residual is None:
-            return values
-        return values + residual.to(values.device)  # one that was loaded may be elsewhere
+        values, residual = gradient.matrix.view(-1), gradient.memory.residual
+        return values if residual is None else values + residual
 
     def _use_whole(
         self, gradient: BucketGradient, delivered: Tensor, used: Tensor, *, all_arrived: bool
@@ -323,14 +313,12 @@ class BucketStep:
         """The mean of what was sent whole is used, and what was lost of it is kept."""
         matrix, memory = gradient.matrix, gradient.memory
         if not gradient.nonfinite:
-            if memory is not None:
+            if gradient.shape is not None:
                 parts = (part.view(matrix.shape) for part in (delivered, used))
                 memory.initialize(matrix, *(part.to(matrix.dtype) for part in parts))
             elif self._settings.error_feedback != "none":
-                if all_arrived:
-                    self._residuals.pop(gradient.key, None)
-                else:
-                    self._residuals[gradient.key] = self._whole_of(gradient) - delivered
+                lost = None if all_arrived else self._whole_of(gradient) - delivered
+                memory.residual = lost
         if gradient.nonfinite and not self._exact:
             matrix.fill_(math.nan)
         else:
@@ -363,21 +351,13 @@ class BucketStep:
             rows = [gradient.rows_of(i.long(), each) for i, each in zip(*found, strict=True)]
             applied = [RowSum(each.index, each.values / self._collectives.world) for each in rows]
             sent = gradient.rows_of(gradient.index, part)
-            gradient.error_memory.update(sent, applied, gradient.matrix)
+            gradient.memory.update(sent, applied, gradient.matrix)
 
 
 def _like_sent(gradient: BucketGradient, settings: ARCTopKSettings) -> Tensor:
     """Of a narrow type only without a rule that adds up means: no rank would know what rounding
     takes from them, and the sum of all means would leave what the ranks have sent."""
     return gradient.matrix if RULES[settings.error_feedback].keeps_mean else gradient.tensor
-
-
-def _within(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values`` within the range of a type that may be narrower."""
-    if values.dtype == dtype:
-        return values
-    limits = torch.finfo(dtype)
-    return values.clamp(limits.min, limits.max)
 
 
 def _nonfinite_flag(tensor: Tensor) -> float:

@@ -244,12 +244,17 @@ class ARCTopKState:
         self, keys: Sequence[str], gradients: Sequence[Tensor], flat: Tensor | None = None
     ) -> None:
         collectives = self._checked_collectives(gradients[0].device)
-        for key, gradient in zip(keys, gradients, strict=True):
+        pairs = list(zip(keys, gradients, strict=True))
+        for key, gradient in pairs:
             self._check(key, gradient)
         if self.iter < self.settings.start_iter:
             self._mean_whole(collectives, gradients, flat)
             return
-        found = [self._bucket_gradient(*pair) for pair in zip(keys, gradients, strict=True)]
+        found = []
+        for key, gradient in pairs:
+            memory, shape = self._memory[key], self.matrix_shape(key, gradient)
+            memory.move(gradient.device)
+            found.append(BucketGradient(key, self._say(key), gradient, shape, memory))
         settings = self.settings
         keeps_mean = RULES[settings.error_feedback].keeps_mean
         if keeps_mean and gradients[0].element_size() < 4 and settings.wire is None:
@@ -291,7 +296,7 @@ class ARCTopKState:
                 f"make an embedding with sparse=False"
             )
         shape = tuple(gradient.shape)
-        if not is_dense(shape, gradient.stride()):
+        if not is_dense(gradient):
             raise UnsupportedError(
                 f"the gradient of {self._say(key)} is of shape {shape} and stride "
                 f"{gradient.stride()}, which leaves gaps; give a .contiguous() one"
@@ -304,12 +309,6 @@ class ARCTopKState:
                 f"the gradient of {self._say(key)} is of shape {shape}, and was {memory.shape} "
                 f"before; make a new ARCTopKState for a changed model, or call reset()"
             )
-
-    def _bucket_gradient(self, key: str, gradient: Tensor) -> BucketGradient:
-        memory = self._memory[key]
-        memory.move(gradient.device)
-        shape = self.matrix_shape(key, gradient)
-        return BucketGradient(key, self._say(key), gradient, shape, memory)
 
     def matrix_shape(self, key: str, gradient: Tensor) -> MatrixShape | None:
         """Return the shape of the matrix as which a gradient is compressed.
@@ -495,5 +494,4 @@ def _in_order_of_indices(gradient: Tensor) -> Tensor:
     """A dense gradient itself, or a contiguous copy; others are refused as they are."""
     if gradient.layout is not torch.strided or gradient.is_contiguous():
         return gradient
-    dense = is_dense(tuple(gradient.shape), gradient.stride())
-    return gradient.contiguous() if dense else gradient
+    return gradient.contiguous() if is_dense(gradient) else gradient

@@ -3,6 +3,15 @@
 Three collectives at most: the sketches of all matrices in one sum; the chosen rows of all of them,
 and whatever is sent whole, in one mean; and for the method ``topk`` a gathering of indices and
 values.
+
+Over a lossy group a mean goes in two halves. The first, to the owners, may lose packets, and each
+sender learns which of its contributions the owners gave up (docs/streams.md, "Reporting loss to the
+sender"). The second, back from the owners, loses nothing. So all ranks have one mean, bit for bit,
+and each knows what of its own is in it: error feedback needs no more.
+
+Both halves may travel in few bits. What rounding takes from a contribution isn't in the mean. What
+it adds to a mean counts as the owner's contribution: so the mean is always that of what counts as
+delivered, and error feedback makes up for both.
 """
 
 from __future__ import annotations
@@ -10,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import torch
@@ -18,13 +27,14 @@ from torch import Tensor
 
 from lossycoll.errors import NonFiniteError, OptionError
 from lossycoll.options.ranges import is_number, is_whole
-from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.delivery import Wire
+from lossycoll.plan.codec import codec_of
+from lossycoll.train.common.collectives import Collectives, check_all_took_part
+from lossycoll.train.common.delivery import Wire, rounded_to
+from lossycoll.train.common.models import is_finite
 
 from . import selection
 from .error_memory import RULES, ErrorMemory, RowSum, within
 from .selection import MatrixShape, as_matrix, kept_rows
-from .transport import Mean, check_members, exact_mean, is_exact, mean, padded, sent_bytes
 
 METHODS: Final = ("arc", "randk", "topk")
 """Rows by a common sketch, rows drawn at random, and each rank's own largest entries."""
@@ -139,6 +149,87 @@ class BucketGradient:
             as_matrix(self.tensor, MatrixShape(*self.matrix.shape)).copy_(self.matrix)
 
 
+REMEDY: Final = (
+    "The errors that a lost rank still owed are lost with it: restart with the ranks that are "
+    "left, or call reset() on all of them and use a group of theirs"
+)
+
+
+class Mean(NamedTuple):
+    """The mean of all ranks' vectors."""
+
+    values: Tensor  # (n,), the same on all ranks
+    # (n,), what of this rank's vector is in the mean; its vector itself where nobody wants to know,
+    # or nothing was lost
+    delivered: Tensor
+
+
+def padded(collectives: Collectives, numel: int, like: Tensor) -> Tensor:
+    """A vector of ``numel`` uninitialized elements, and zeros up to a multiple of the world."""
+    chunk = -(-numel // collectives.world)
+    out = like.new_empty(chunk * collectives.world)
+    out[numel:].zero_()
+    return out
+
+
+def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
+    """The mean over the ranks of (n,), which :func:`padded` made and which stays.
+
+    With ``feedback`` what is lost counts as zero and is reported; otherwise the mean is over the
+    contributions that arrived.
+    """
+    if is_exact(collectives, flat):
+        total = flat.clone()
+        exact_mean(collectives, total)
+        return Mean(total, flat)
+    own = flat.new_empty(len(flat) // collectives.world)
+    delivered = flat
+    if feedback:
+        # Of a host it is the sum that is sent, and found there afterwards.
+        sent = flat.clone()
+        report = collectives.reduce_scatter_reported(own, sent)
+        report.wait()
+        check_all_took_part(collectives, REMEDY)
+        missed = report.missed
+        delivered = flat if missed is None else flat - missed
+    else:
+        collectives.reduce_scatter_mean(own, flat.clone()).wait()
+        check_all_took_part(collectives, REMEDY)
+    encoding = collectives.parameter_encoding(own)
+    if encoding != "same":
+        exact = own.clone()
+        rounded_to(own, own, encoding, collectives.block_elements(own, encoding))
+        if feedback:
+            delivered = flat.clone() if delivered is flat else delivered
+            part = delivered.view(collectives.world, -1)[collectives.rank]
+            part.add_(own - exact, alpha=collectives.world)
+    return Mean(collectives.all_gather_parameters(own).view(-1), delivered)
+
+
+def exact_mean(collectives: Collectives, flat: Tensor) -> None:
+    """Replaces (n,) by the mean over the ranks, of whom none may be lost."""
+    narrow = flat.dtype is torch.float16  # whose sum could overflow; bfloat16 has float32's range
+    if narrow:
+        flat.div_(collectives.world)
+    collectives.all_reduce(flat).wait()
+    check_all_took_part(collectives, REMEDY)
+    if not narrow:
+        flat.div_(collectives.world)
+
+
+def is_exact(collectives: Collectives, like: Tensor) -> bool:
+    """True if nothing is lost, nor travels in few bits; the same on all ranks."""
+    encodings = collectives.gradient_encoding(like), collectives.parameter_encoding(like)
+    return not collectives.may_lose and encodings == ("same", "same")
+
+
+def sent_bytes(collectives: Collectives, like: Tensor, count: int) -> int:
+    encoding = collectives.gradient_encoding(like)
+    if encoding == "same":
+        return count * like.element_size()
+    return codec_of(encoding, "f32").wire_bytes(count)
+
+
 @torch.no_grad()
 def mean_whole(flat: Tensor, collectives: Collectives, counts: TrafficCounts) -> None:
     counts.whole += flat.numel()
@@ -173,9 +264,7 @@ class BucketStep:
         self._collectives = collectives
         self._counts = counts
         self._step = step
-        self._like = (
-            _like_sent(gradients[0], settings) if gradients else torch.empty(0, device="cpu")
-        )
+        self._like = _like_sent(gradients[0], settings)
         """A tensor of the type in which means are formed."""
         self._exact = is_exact(collectives, self._like)
         """Whether the mean is that of what is sent, element by element."""
@@ -228,7 +317,7 @@ class BucketStep:
         if flagged:
             vector[-1] = sum(_nonfinite_flag(gradient.matrix) for gradient in self._whole)
         self._collectives.all_reduce(vector).wait()
-        check_members(self._collectives)
+        check_all_took_part(self._collectives, REMEDY)
         self._counts.sketch += sum(sizes) if dim else 0
         self._counts.flags += flagged if dim else len(vector)
         self._counts.bytes += vector.numel() * vector.element_size()
@@ -361,6 +450,4 @@ def _like_sent(gradient: BucketGradient, settings: ARCTopKSettings) -> Tensor:
 
 
 def _nonfinite_flag(tensor: Tensor) -> float:
-    """0, or NaN where something isn't a number."""
-    low, high = torch.aminmax(tensor)  # one pass, and NaN gets through
-    return float((low - low) + (high - high))
+    return 0.0 if is_finite(tensor) else math.nan

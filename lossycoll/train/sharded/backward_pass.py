@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from lossycoll.errors import TrainingError
 from lossycoll.train.common.collectives import Collectives
 
-from .refusals import owners_needed
+from .parameter_store import owners_needed
 
 if TYPE_CHECKING:
     from .gradient_reducer import GradientReducer

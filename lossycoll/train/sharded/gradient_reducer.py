@@ -22,8 +22,14 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lossycoll.errors import OptionError, PeerLostError, TrainingError, UnsupportedError
-from lossycoll.train.common.collectives import Collectives, ReportedMean, Work, wait_all
-from lossycoll.train.common.models import weakly
+from lossycoll.train.common.collectives import (
+    Collectives,
+    ReportedMean,
+    Work,
+    check_all_took_part,
+    wait_all,
+)
+from lossycoll.train.common.models import is_finite, weakly
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 from .backward_pass import (
@@ -33,9 +39,8 @@ from .backward_pass import (
     is_nested,
     orders,
 )
-from .parameter_store import ParameterStore, Shard
+from .parameter_store import REMEDY, ParameterStore, Shard, owners_needed
 from .parameter_sync import ParameterSync
-from .refusals import check_owners, owners_needed
 
 
 class Compressor:
@@ -280,15 +285,14 @@ class GradientReducer:
         if not self.is_open:
             self._begin()
         try:
-            with owners_needed():
-                self._launch_rest()
-                if self._compression is not None:
-                    wait_all(self._works())  # before anything else is sent, on all ranks
-                    self._compression.end()
-                self._combine_status()
-                if self._compression is not None and self._status.bad:
-                    # All ranks refuse the step, and a GradScaler doesn't even ask for it.
-                    self._compression.forget()
+            self._launch_rest()
+            if self._compression is not None:
+                wait_all(self._works())  # before anything else is sent, on all ranks
+                self._compression.end()
+            self._combine_status()
+            if self._compression is not None and self._status.bad:
+                # All ranks refuse the step, and a GradScaler doesn't even ask for it.
+                self._compression.forget()
         finally:
             self.is_open, self._armed = False, None
         self._finished(self._status)
@@ -337,7 +341,7 @@ class GradientReducer:
     def _launch(self) -> None:
         bucket = self._buckets[self._launched]
         shard = bucket.shard
-        if not shard.is_finite():
+        if not is_finite(shard.grads):
             self._status.is_bad[self._collectives.rank] = 1
         if self._launched == len(self._buckets) - 1 and self._compression is None:
             self._start_status()
@@ -368,7 +372,7 @@ class GradientReducer:
                 raise
             # Others may have all of what the lost rank sent, and continue: so does this rank, with
             # flags of its own, up to the check that all of them fail.
-        check_owners(self._collectives)
+        check_all_took_part(self._collectives, REMEDY)
 
     # ---- between passes ----
 

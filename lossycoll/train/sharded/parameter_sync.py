@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from lossycoll.errors import LinkError
-from lossycoll.train.common.collectives import BlockGather, wait_all
+from lossycoll.train.common.collectives import BlockGather, check_all_took_part, wait_all
 from lossycoll.train.common.delivery import Mask, rounded_to
 
-from .parameter_store import ParameterStore, Shard
-from .refusals import check_owners, owners_needed
+from .parameter_store import REMEDY, ParameterStore, Shard, owners_needed
 from .settings import AUTO
 
 
@@ -359,7 +358,7 @@ class ParameterSync:
         if failure is not None:
             with owners_needed():
                 raise failure
-        check_owners(self._collectives)
+        check_all_took_part(self._collectives, REMEDY)
         if dead is not None:
             raise dead
 

@@ -61,8 +61,8 @@ TRAINING = (
     mutation(
         "the default of a method goes before what the group was given",
         "lossycoll/train/common/delivery.py",
-        "(exact or self.asked or not given)",
-        "(exact or not given or True)",
+        "(self.exact or self.asked or not given)",
+        "(self.exact or not given or True)",
         "tests/train/common/test_recovery.py::test_a_call_is_made_with",
     ),
     mutation(
@@ -102,7 +102,7 @@ TRAINING = (
     ),
     mutation(
         "what is rounded off of a mean is nobody's",
-        "lossycoll/train/compress/transport.py",
+        "lossycoll/train/compress/step.py",
         "part.add_(own - exact, alpha=collectives.world)",
         "part.add_(own - exact, alpha=0)",
         "tests/train/common/test_wire.py::test_the_mean_is_that_of_what_counts_as_delivered",

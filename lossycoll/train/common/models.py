@@ -184,7 +184,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
     """A view (n,) of all elements in order of memory; UnsupportedError if gaps or overlaps."""
     if tensor.is_contiguous():
         return tensor.view(-1)
-    if not is_dense(tensor.shape, tensor.stride()):
+    if not is_dense(tensor):
         raise UnsupportedError(
             f"a parameter of shape {tuple(tensor.shape)} has stride {tensor.stride()}, wanted one "
             f"whose elements fill its memory, each in a place of its own; make it so with "
@@ -252,6 +252,11 @@ def weakly(method: Callable[..., object]) -> Callable[..., None]:
             here(*args)
 
     return call
+
+
+def is_finite(tensor: Tensor) -> bool:
+    low, high = torch.aminmax(tensor)  # a single pass, and NaN gets through
+    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def as_real(tensor: Tensor) -> Tensor:

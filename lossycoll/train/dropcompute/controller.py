@@ -158,7 +158,10 @@ class DropCompute:
         opened = self._source.open(batches)
         with contextlib.ExitStack() as no_sync:
             no_sync.enter_context(self._averaging.no_sync())
-            self._start_watch()
+            self._threshold.step_began(self._watch.start())
+            if self._threshold.due:
+                self._measure()
+                self._watch.start()
             loop = MicroBatches(self, opened)
             self._no_sync = no_sync.pop_all()
         self._loop = weakref.ref(loop)
@@ -279,7 +282,7 @@ class DropCompute:
             )
 
     def _is_open(self) -> bool:
-        loop = self._loop and self._loop()
+        loop = None if self._loop is None else self._loop()
         return loop is not None and not loop.over
 
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -308,12 +311,6 @@ class DropCompute:
                     )
                 return
 
-    def _start_watch(self) -> None:
-        self._threshold.step_began(self._watch.start())
-        if self._threshold.due:
-            self._measure()
-            self._watch.start()
-
     def _measure(self) -> None:
         """Takes the threshold from what all ranks have measured."""
         try:
@@ -338,16 +335,7 @@ class DropCompute:
         self._no_sync.close()
         self._source.close(record)
         self._threshold.step_ended(record.laps)
-        sums, ranks, factor = self._average(self._addends(record))
-        self._report = after_step(self._report, record, sums, factor)
-        self._unfinished = sums.unfinished > 0
-        if self._threshold.measured:
-            self._follow_up(sums, ranks)
-        else:
-            self._warn_of_short_steps(record)
-
-    def _addends(self, record: StepRecord) -> StepSums:
-        return StepSums(
+        addends = StepSums(
             completed=record.completed,
             dropped=record.dropped,
             outdated=self._threshold.outdated,
@@ -356,6 +344,13 @@ class DropCompute:
             threshold=_finite(self._threshold.seconds),
             unfinished=self._source.has_more(),
         )
+        sums, ranks, factor = self._average(addends)
+        self._report = after_step(self._report, record, sums, factor)
+        self._unfinished = sums.unfinished > 0
+        if self._threshold.measured:
+            self._follow_up(sums, ranks)
+        else:
+            self._warn_of_short_steps(record)
 
     def _average(self, addends: StepSums) -> tuple[StepSums, int, float]:
         """The sums, the number of ranks that took part, and the factor of the gradients' mean."""
@@ -419,10 +414,11 @@ class DropCompute:
 
     def _gather(self, own: Table) -> Table:
         """Every rank's table, (world, ...), zeros for a lost rank: sums of their bits, as integers,
-        lose nothing."""
-        bits = torch.from_numpy(own.view(np.int64)).to(self._device)
-        found: Table = self._collectives.all_gather_survivors(bits).cpu().numpy().view(np.float64)
-        return found
+        lose nothing. A gather needs all ranks, and raises where one is lost."""
+        bits = torch.zeros((self._collectives.world, *own.shape), dtype=torch.int64, device="cpu")
+        bits[self._collectives.rank] = torch.from_numpy(own.view(np.int64))
+        found = self._collectives.summed(bits.to(self._device)).cpu().numpy()
+        return found.view(np.float64)
 
 
 def _finite(seconds: float) -> float:

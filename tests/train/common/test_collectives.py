@@ -82,7 +82,7 @@ def test_a_process_without_a_group_is_a_single_rank() -> None:
     single.all_gather_chunks(values).wait()
     assert values.tolist() == [0, 1, 2]
     assert single.all_gather(values).tolist() == [[0, 1, 2]]
-    assert single.all_gather_survivors(values.view(1, 3)).tolist() == [[[0, 1, 2]]]
+    assert single.summed(values).tolist() == [0, 1, 2]
     assert single.all_gather_blocks(values).wait().tolist() == [[True]]
     with pytest.raises(lossycoll.UnsupportedError, match="init_process_group"):
         _ = single.group

@@ -39,7 +39,7 @@ from .backward_pass import (
     is_nested,
     orders,
 )
-from .parameter_store import REMEDY, ParameterStore, Shard, owners_needed
+from .parameter_store import REMEDY, ParameterStore, Place, Shard, owners_needed
 from .parameter_sync import ParameterSync
 
 
@@ -60,12 +60,12 @@ class Compressor:
         self._collectives = collectives
         self._reduced = False
 
-    def start(self, shard: Shard, model: Sequence[Tensor]) -> Work:
+    def start(self, shard: Shard) -> Work:
         """Starts the compressed mean of a bucket, of which ``own_grads`` gets this rank's chunk."""
-        keys = self._state.keys(model[member.index] for member in shard.bucket.members)
+        keys = self._state.keys(place.parameter for place in shard.places)
 
         def work() -> None:
-            self._state.reduce(keys, shard.views, shard.grads, hold=True)
+            self._state.reduce(keys, [place.grad for place in shard.places], shard.grads, hold=True)
             shard.own_grads.copy_(
                 shard.grads.chunk(self._collectives.world)[self._collectives.rank]
             )
@@ -123,8 +123,13 @@ class _Future:
         self._future.result()
 
 
-class Residual:
-    """Error feedback of one bucket: lost gradients, which are sent with the next ones.
+@dataclass(eq=False)
+class _BucketState:
+    """A bucket, and how far the last backward pass has come with it."""
+
+    shard: Shard
+    residual: Tensor | None = None
+    """With error feedback, lost gradients, float (size,), which are sent with the next ones.
 
     The mean of what arrives is unbiased but noisier than that of all, by (1 - p^N) / (1 - p). Here
     what is lost counts as zero, and its sender, to whom it is reported, adds it to its next
@@ -132,36 +137,7 @@ class Residual:
     Karimireddy et al., arXiv 1901.09847) with the network as the compressor. The residual is
     without a GradScaler's scale, which is known only at a step: it is sent with the expected one.
     """
-
-    def __init__(self, shard: Shard) -> None:
-        self.values = torch.zeros_like(shard.grads)
-        self.views = [member.view(self.values) for member in shard.bucket.members]
-
-    def keep(
-        self, missed: Tensor | None, absent: Iterable[int], scales: tuple[float, float]
-    ) -> None:
-        """Takes what was lost of this rank's contribution, ``missed`` (size,), for the next pass.
-
-        ``absent``: positions of members without a gradient, whose residual, of which zeros were
-        sent, stays. ``scales``: the one that it was sent with, and the right one.
-        """
-        stays = [(self.views[position], self.views[position].clone()) for position in absent]
-        added, scale = scales
-        self.values.mul_(1 - added / scale)
-        for view, before in stays:
-            view.copy_(before)
-        if missed is not None:
-            self.values.add_(missed, alpha=1 / scale)
-
-
-@dataclass(eq=False)
-class _BucketState:
-    """A bucket, and how far the last backward pass has come with it."""
-
-    shard: Shard
-    residual: Residual | None  # with error feedback, what is still to be sent of the bucket
-    missing: set[int] = field(default_factory=set)
-    """Positions of the members without a gradient so far."""
+    missing: set[Place] = field(default_factory=set)  # those without a gradient so far
     work: Work | None = None  # the collective, once it has started
     report: ReportedMean | None = None
     """With error feedback, the collective until its losses have been added to the residual."""
@@ -208,13 +184,17 @@ class GradientReducer:
     def watch(self, shards: Sequence[Shard]) -> None:
         """Adds buckets of parameters; not during a pass."""
         for shard in shards:
-            residual = Residual(shard) if self.feedback else None
-            self._buckets.append(_BucketState(shard, residual))
-            for position, member in enumerate(shard.bucket.members):
+            bucket = _BucketState(shard)
+            if self.feedback:
+                bucket.residual = torch.zeros_like(shard.grads)
+                for member, place in zip(shard.bucket.members, shard.places, strict=True):
+                    place.residual = member.view(bucket.residual)
+            self._buckets.append(bucket)
+            for position, place in enumerate(shard.places):
                 # What isn't in the last pass has no gradient there.
-                self._sent[member.index] = GradStamp(None)
+                self._sent[place.index] = GradStamp(None)
                 ready = partial(weakly(self.ready), len(self._buckets) - 1, position)
-                self._model[member.index].register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+                place.parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -228,19 +208,20 @@ class GradientReducer:
     # ---- a backward pass ----
 
     @torch.no_grad()
-    def ready(self, number: int, position: int, parameter: Parameter) -> None:
+    def ready(self, number: int, position: int, _: Parameter) -> None:
         bucket = self._buckets[number]
-        if not self._sync or not bucket.shard.holds(position, parameter):
+        place = bucket.shard.places[position]
+        if not self._sync or not place.is_held():
             return  # another optimizer has it now; step() tells whoever doesn't know
         self._enter_pass()
         if number < self._launched:
-            name = self._store.names[bucket.shard.bucket.members[position].index]
             raise TrainingError(
-                f"{self._collectives}: {name} got its gradient in two parts "
-                f"during one backward pass, the second after its bucket had been sent; is it used "
-                f"inside and outside of a checkpointed block? use_reentrant=False makes it one part"
+                f"{self._collectives}: {self._store.names[place.index]} got its gradient in two "
+                f"parts during one backward pass, the second after its bucket had been sent; is it "
+                f"used inside and outside of a checkpointed block? use_reentrant=False makes it "
+                f"one part"
             )
-        self._copy(bucket, position)
+        self._copy(bucket, place)
         if not self._order.is_single:
             return
         with owners_needed():
@@ -277,8 +258,7 @@ class GradientReducer:
     @property
     def is_used(self) -> bool:
         """True if some of its parameters haven't been given to another optimizer."""
-        members = [m for bucket in self._buckets for m in bucket.shard.bucket.members]
-        filled = sum(member.begin < member.end for member in members)
+        filled = sum(bool(p.data.numel()) for b in self._buckets for p in b.shard.places)
         return not filled or len(self._store.moved()) < filled
 
     def send(self) -> None:
@@ -307,35 +287,33 @@ class GradientReducer:
         self._status = PassStatus(self._collectives.world, len(self._model))
         self._status_work = None
         for bucket in self._buckets:
-            bucket.missing = set(range(len(bucket.shard.bucket.members)))
+            bucket.missing = set(bucket.shard.places)
             bucket.work = bucket.report = None
 
-    def _copy(self, bucket: _BucketState, position: int) -> None:
-        index, view = bucket.shard.bucket.members[position].index, bucket.shard.views[position]
-        grad = self._model[index].grad
+    def _copy(self, bucket: _BucketState, place: Place) -> None:
+        grad = place.parameter.grad
         assert grad is not None
         if grad.layout is not torch.strided:
             raise UnsupportedError(
-                f"{self._collectives}: the gradient of {self._store.names[index]} is "
+                f"{self._collectives}: the gradient of {self._store.names[place.index]} is "
                 f"{grad.layout}, but only dense ones can be sharded; make the embedding with "
                 f"sparse=False"
             )
-        view.copy_(grad)
-        self._sent[index] = GradStamp(grad)  # what hooks change from here on isn't sent
-        if bucket.residual is not None:
-            view.add_(bucket.residual.views[position], alpha=self.scale)
-        self._status.used[index] = 1
-        bucket.missing.discard(position)
+        place.grad.copy_(grad)
+        self._sent[place.index] = GradStamp(grad)  # what hooks change from here on isn't sent
+        if place.residual is not None:
+            place.grad.add_(place.residual, alpha=self.scale)
+        self._status.used[place.index] = 1
+        bucket.missing.discard(place)
 
     def _launch_rest(self) -> None:
         for bucket in self._buckets[self._launched :]:
-            for position in sorted(bucket.missing):
-                index = bucket.shard.bucket.members[position].index
-                if self._model[index].grad is None:
-                    self._sent[index] = GradStamp(None)
-                    bucket.shard.views[position].zero_()
+            for place in list(bucket.missing):
+                if place.parameter.grad is None:
+                    self._sent[place.index] = GradStamp(None)
+                    place.grad.zero_()
                 else:
-                    self._copy(bucket, position)
+                    self._copy(bucket, place)
             self._launch()
 
     def _launch(self) -> None:
@@ -346,7 +324,7 @@ class GradientReducer:
         if self._launched == len(self._buckets) - 1 and self._compression is None:
             self._start_status()
         if self._compression is not None:
-            bucket.work = self._compression.start(shard, self._model)
+            bucket.work = self._compression.start(shard)
         elif self.feedback:
             report = self._collectives.reduce_scatter_reported(shard.own_grads, shard.grads)
             bucket.work = bucket.report = report
@@ -400,13 +378,20 @@ class GradientReducer:
         for bucket in self._buckets:
             if bucket.residual is None or bucket.report is None:
                 continue
-            bucket.residual.keep(bucket.report.missed, bucket.missing, (self.scale, scale))
+            # Of what had no gradient zeros were sent: its residual stays.
+            absent = [p.residual for p in bucket.missing if p.residual is not None]
+            stays = [residual.clone() for residual in absent]
+            bucket.residual.mul_(1 - self.scale / scale)
+            for residual, before in zip(absent, stays, strict=True):
+                residual.copy_(before)
+            if (missed := bucket.report.missed) is not None:
+                bucket.residual.add_(missed, alpha=1 / scale)
             bucket.report = None
         self.scale = scale
 
     def residuals(self) -> list[Tensor]:
         """The residuals, float (size,) of each bucket; none without error feedback."""
-        return [b.residual.values for b in self._buckets if b.residual is not None]
+        return [b.residual for b in self._buckets if b.residual is not None]
 
     @torch.no_grad()
     def replace_residuals(self, values: Mapping[int, Tensor]) -> None:
@@ -414,8 +399,7 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.report = None
             if bucket.residual is not None:
-                bucket.residual.values.zero_()
-                pairs = zip(bucket.shard.bucket.members, bucket.residual.views, strict=True)
-                for member, view in pairs:
-                    if member.index in values:
-                        view.copy_(values[member.index])
+                bucket.residual.zero_()
+            for place in bucket.shard.places:
+                if place.residual is not None and place.index in values:
+                    place.residual.copy_(values[place.index])

@@ -56,6 +56,24 @@ class OwnedFragment:
         return self.fragment.member.index
 
 
+@dataclass(eq=False)
+class Place:
+    """A parameter's place in a bucket in memory."""
+
+    index: int  # the parameter's
+    parameter: Parameter
+    data: Tensor  # the bucket's elements, of which the parameter becomes a view
+    grad: Tensor  # this rank's contribution
+    residual: Tensor | None = None  # with error feedback, what of it is still to be sent
+
+    def is_held(self) -> bool:
+        """True if the parameter still is the bucket's view, in memory and type."""
+        parameter, data = self.parameter, self.data
+        return not data.numel() or (
+            parameter.data_ptr() == data.data_ptr() and parameter.dtype == data.dtype
+        )
+
+
 class Shard:
     """A bucket in memory. Its parameters become views of it."""
 
@@ -68,14 +86,14 @@ class Shard:
         """Contribution of this rank, float (size,). Padding stays 0."""
         self.own_grads = torch.zeros(bucket.chunk, dtype=first.dtype, device=first.device)
         """This rank's chunk of the mean, float (chunk,)."""
-        self.views = [member.view(self.grads) for member in bucket.members]
-        """Place of each parameter's gradient, in the order of members."""
+        self.places = [
+            Place(m.index, model[m.index], m.view(self.flat), m.view(self.grads))
+            for m in bucket.members
+        ]
         with torch.no_grad():
-            for member in bucket.members:
-                parameter = model[member.index]
-                view = member.view(self.flat)
-                view.copy_(parameter)
-                parameter.data = view
+            for place in self.places:
+                place.data.copy_(place.parameter)
+                place.parameter.data = place.data
         base = rank * bucket.chunk
         self.owned = [
             OwnedFragment(
@@ -85,14 +103,6 @@ class Shard:
             )
             for fragment in bucket.fragments(rank)
         ]
-
-    def holds(self, position: int, parameter: Parameter) -> bool:
-        """True if a parameter still is the bucket's view at its position, in memory and type."""
-        member = self.bucket.members[position]
-        place = self.flat.data_ptr() + member.begin * self.flat.element_size()
-        return member.begin == member.end or (
-            parameter.data_ptr() == place and parameter.dtype == self.flat.dtype
-        )
 
 
 def _view(fragment: Fragment, flat: Tensor, begin: int) -> Tensor:
@@ -240,12 +250,8 @@ class ParameterStore:
 
     def moved(self) -> list[int]:
         """Indices of parameters that were given other memory, as by another optimizer."""
-        return [
-            member.index
-            for shard in self.shards
-            for position, member in enumerate(shard.bucket.members)
-            if not shard.holds(position, self.model[member.index])
-        ]
+        places = [place for shard in self.shards for place in shard.places]
+        return [place.index for place in places if not place.is_held()]
 
     def check_sound(self) -> None:
         for index in self.moved():

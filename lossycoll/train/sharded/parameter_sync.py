@@ -212,7 +212,6 @@ class ParameterSync:
     """
 
     def __init__(self, store: ParameterStore, max_age: int | str | None) -> None:
-        self._model = store.model
         self._collectives = collectives = store.collectives
         self._undelivered: UndeliveredShare | None = None
         if max_age == AUTO:
@@ -237,7 +236,7 @@ class ParameterSync:
                 differences = ParameterDifferences(shard, rank, encoding, per_block)
             blocks = here.blocks(shard.bucket.chunk * shard.flat.element_size(), encoding)
             staleness = Staleness(rank, world, blocks, self._max_age)
-            parameters = [self._model[member.index] for member in shard.bucket.members]
+            parameters = [place.parameter for place in shard.places]
             self.places |= dict.fromkeys(parameters, len(self._buckets))
             versions = [parameter._version for parameter in parameters]
             self._buckets.append(_BucketCopies(shard, parameters, staleness, differences, versions))

@@ -32,7 +32,6 @@ class ElementRange:
 
 @dataclass(frozen=True)
 class Slices:
-    period: int  # the number of slices
     world: int  # chunks of each: one for each rank
     chunk_bytes: int  # most bytes of a chunk
     chunks: tuple[tuple[ElementRange, ...], ...]
@@ -64,7 +63,7 @@ def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slice
             end = min(elements, done + (chunk - at) // itemsize)
             chunks[number].append(ElementRange(tensor, done, end, at))
             done = end
-    return Slices(period, world, chunk, tuple(tuple(pieces) for pieces in chunks))
+    return Slices(world, chunk, tuple(tuple(pieces) for pieces in chunks))
 
 
 def slice_owner(number: int, chunk: int, sweep: int, world: int) -> int:

@@ -141,16 +141,15 @@ class DropReport:
         return self.total_dropped / wanted if wanted else 0.0
 
 
+OF_A_STEP: Final = ("completed", "dropped", "skipped", "seconds", "saved")
+
+
 def after_step(report: DropReport, record: StepRecord, sums: StepSums, factor: float) -> DropReport:
     completed, dropped = round(sums.completed), round(sums.dropped)
     return replace(
         report,
         steps=report.steps + 1,
-        completed=report.completed + record.completed,
-        dropped=report.dropped + record.dropped,
-        skipped=report.skipped + record.skipped,
-        seconds=report.seconds + record.seconds,
-        saved=report.saved + record.saved,
+        **{name: getattr(report, name) + getattr(record, name) for name in OF_A_STEP},
         total_completed=report.total_completed + completed,
         total_dropped=report.total_dropped + dropped,
         last=DropStep(

@@ -3,6 +3,7 @@
 # Annotations are no text in this file: DDP compares the hook's with its own classes.
 
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import Any, Final
 
 import torch
@@ -276,18 +277,12 @@ def arc_topk_hook(
     out = source.then(value_or_raise)
 
     def work() -> None:
-        try:
-            state.reduce(keys, gradients, flat)
-            if last:
-                state.iter += 1
-            source.set_result(flat)
-        except BaseException as error:
-            source.set_result(error)
-
-    if flat.is_cpu:
-        done = state.start(work)
+        state.reduce(keys, gradients, flat)
         if last:
-            done.result()
-    else:
-        work()
+            state.iter += 1
+
+    done = state._run(work, on_host=flat.is_cpu)
+    done.add_done_callback(lambda ended: source.set_result(ended.exception() or flat))
+    if last:
+        wait([done])
     return out

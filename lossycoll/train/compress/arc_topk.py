@@ -119,8 +119,7 @@ class ARCTopKState:
         """Steps so far."""
         self._dense = dense if callable(dense) else frozenset(dense)
         self._memory = self._empty_memory()
-        self._holds = False
-        self._held_at: int | None = None
+        self._held_at: int | None = None  # the step that can be undone; None: no step shall be
         self._counts = TrafficCounts()
         self._init_process_state()
         if named_parameters is not None:
@@ -142,8 +141,8 @@ class ARCTopKState:
 
     def _empty_memory(self) -> defaultdict[str, ErrorMemory]:
         """The memories of this rank's gradients, by key."""
-        new = partial(memory_of, self.settings.error_feedback, self.settings.momentum)
-        return defaultdict(new)
+        settings = self.settings
+        return defaultdict(partial(memory_of, settings.error_feedback, settings.momentum))
 
     def name(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Set the parameters' names. Call it before the first step, also after unpickling.
@@ -185,7 +184,10 @@ class ARCTopKState:
         """
         keys = [str(i) for i in range(len(gradients))] if keys is None else keys
         # Rows are stretches of memory, and other ranks may have another order of it.
-        worked = [_in_order_of_indices(gradient) for gradient in gradients]
+        worked = []
+        for gradient in gradients:
+            dense = gradient.layout is torch.strided and is_dense(gradient)  # others are refused
+            worked.append(gradient.contiguous() if dense else gradient)
         buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for i, gradient in enumerate(worked):
             buckets.setdefault((gradient.dtype, gradient.device), []).append(i)
@@ -223,11 +225,11 @@ class ARCTopKState:
     def _undoing(self, keys: Sequence[str], *, hold: bool) -> Iterator[None]:
         """A scope whose changes of the memory are undone by NonFiniteError, or with ``hold`` later
         on by :meth:`discard`."""
-        hold = hold or self._holds
+        hold = hold or self._held_at is not None
         if not hold and self.settings.on_nonfinite != "raise":
             yield
             return
-        if self._holds and self._held_at != self.iter:
+        if self._held_at not in (None, self.iter):
             self.commit()  # of the step before, also where it had other keys
             self._held_at = self.iter
         for key in keys:
@@ -248,7 +250,12 @@ class ARCTopKState:
         for key, gradient in pairs:
             self._check(key, gradient)
         if self.iter < self.settings.start_iter:
-            self._mean_whole(collectives, gradients, flat)
+            joined = torch.cat([each.reshape(-1) for each in gradients]) if flat is None else flat
+            mean_whole(joined, collectives, self._counts)
+            if flat is None:
+                means = torch.split(joined, [gradient.numel() for gradient in gradients])
+                for gradient, mean in zip(gradients, means, strict=True):
+                    gradient.detach().copy_(mean.view(gradient.shape))
             return
         found = []
         for key, gradient in pairs:
@@ -263,21 +270,10 @@ class ARCTopKState:
             collectives = Collectives(self.process_group, wire=Wire.of("bf16"))
         BucketStep(found, settings, collectives, self._counts, self.iter).run()
 
-    def _mean_whole(
-        self, collectives: Collectives, gradients: Sequence[Tensor], flat: Tensor | None
-    ) -> None:
-        joined = torch.cat([each.reshape(-1) for each in gradients]) if flat is None else flat
-        mean_whole(joined, collectives, self._counts)
-        if flat is None:
-            means = torch.split(joined, [gradient.numel() for gradient in gradients])
-            for gradient, mean in zip(gradients, means, strict=True):
-                gradient.detach().copy_(mean.view(gradient.shape))
-
     def _checked_collectives(self, device: torch.device) -> Collectives:
         """The group; compares the ranks' arguments at the first step."""
         if self._collectives is None:
-            wire = Wire.of(self.settings.wire)
-            collectives = Collectives(self.process_group, wire=wire)
+            collectives = Collectives(self.process_group, wire=Wire.of(self.settings.wire))
             known = [(key, one.shape) for key, one in sorted(self._memory.items()) if one.tensors]
             mine = {**asdict(self.settings), "iter": self.iter, "memories": known}
             check_same(
@@ -302,13 +298,12 @@ class ARCTopKState:
                 f"{gradient.stride()}, which leaves gaps; give a .contiguous() one"
             )
         memory = self._memory[key]
-        if memory.shape is None:
-            memory.shape = shape
-        if memory.shape != shape:
+        if memory.shape not in (None, shape):
             raise TrainingError(
                 f"the gradient of {self._say(key)} is of shape {shape}, and was {memory.shape} "
                 f"before; make a new ARCTopKState for a changed model, or call reset()"
             )
+        memory.shape = shape
 
     def matrix_shape(self, key: str, gradient: Tensor) -> MatrixShape | None:
         """Return the shape of the matrix as which a gradient is compressed.
@@ -336,7 +331,8 @@ class ARCTopKState:
 
         The memory then takes up to twice its size. ShardedOptimizer does this by itself.
         """
-        self._holds = True
+        if self._held_at is None:
+            self._held_at = -1
 
     def discard(self, keys: Iterable[str] | None = None) -> None:
         """Make the memory what it was before the last step, whose gradients were not used.
@@ -404,6 +400,20 @@ class ARCTopKState:
             self._worker = ThreadPoolExecutor(1, "lossycoll-arc-topk")
         return self._worker.submit(contextvars.copy_context().run, work)
 
+    def _run(self, work: Callable[[], None], *, on_host: bool) -> Future[None]:
+        """Runs ``work`` in this state's thread, or here, where kernels are only queued. Either way
+        an error comes from the future: so all buckets have been started when it is raised."""
+        if on_host:
+            return self.start(work)
+        done: Future[None] = Future()
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        return done
+
     # ---- figures ----
 
     def traffic(self) -> Mapping[str, int]:
@@ -411,8 +421,8 @@ class ARCTopKState:
 
         Returns:
             Counts of numbers sent ``whole``, in a ``sketch``, in ``rows``, as ``indices`` and as
-            ``flags`` (of NaN). Of ``whole`` and ``rows``, ``lost`` counts the lost and ``wire`` the
-            rounded numbers. ``bytes`` is the size of all.
+            ``flags`` (of NaN). Of ``whole`` and ``rows``, ``lost`` counts the numbers that were
+            lost or rounded. ``bytes`` is the size of all.
         """
         return asdict(self._counts)
 
@@ -488,10 +498,3 @@ class ARCTopKState:
         self.__dict__.update(state)
         self.process_group = None
         self._init_process_state()
-
-
-def _in_order_of_indices(gradient: Tensor) -> Tensor:
-    """A dense gradient itself, or a contiguous copy; others are refused as they are."""
-    if gradient.layout is not torch.strided or gradient.is_contiguous():
-        return gradient
-    return gradient.contiguous() if is_dense(gradient) else gradient

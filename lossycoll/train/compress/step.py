@@ -376,7 +376,11 @@ class BucketStep:
                 part.copy_(within(self._whole_of(gradient), sent.dtype))
         feedback = self._settings.error_feedback != "none"
         averaged = mean(self._collectives, sent, feedback=feedback)
-        self._count(sum(rows), end, sent, averaged)
+        self._counts.rows += sum(rows)
+        self._counts.whole += end - sum(rows)
+        self._counts.bytes += sent_bytes(self._collectives, sent, end)
+        if averaged.delivered is not sent:
+            self._counts.lost += int((averaged.delivered[:end] != sent[:end]).sum())
         delivered, used = (
             torch.split(flat[:end], sizes) for flat in (averaged.delivered, averaged.values)
         )
@@ -412,13 +416,6 @@ class BucketStep:
             matrix.fill_(math.nan)
         else:
             matrix.copy_(used.view(matrix.shape))
-
-    def _count(self, rows: int, end: int, sent: Tensor, mean: Mean) -> None:
-        self._counts.rows += rows
-        self._counts.whole += end - rows
-        self._counts.bytes += sent_bytes(self._collectives, sent, end)
-        if mean.delivered is not sent:
-            self._counts.lost += int((mean.delivered[:end] != sent[:end]).sum())
 
     def _gather(self, chosen: Sequence[BucketGradient]) -> None:
         """Each rank's own rows of ``chosen`` and their indices go to all; nothing is lost."""

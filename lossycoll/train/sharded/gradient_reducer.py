@@ -71,9 +71,7 @@ class Compressor:
             )
 
         with self._collectives.delivery():
-            if shard.grads.is_cpu:
-                return _Future(self._state.start(work))
-            return _Future(_done_here(work))
+            return _Future(self._state._run(work, on_host=shard.grads.is_cpu))
 
     def check_taken(self) -> None:
         """Raises TrainingError if no step was taken with the last pass, and nobody has said that
@@ -102,25 +100,12 @@ class Compressor:
         self._reduced = False
 
 
-def _done_here(work: Callable[[], None]) -> Future[None]:
-    """Where kernels are queued. An error comes from the wait, as another thread's would: so all
-    buckets have been started when it does."""
-    done: Future[None] = Future()
-    try:
-        work()
-    except Exception as error:
-        done.set_exception(error)
-    else:
-        done.set_result(None)
-    return done
-
-
+@dataclass(frozen=True)
 class _Future:
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
+    future: Future[None]
 
     def wait(self) -> None:
-        self._future.result()
+        self.future.result()
 
 
 @dataclass(eq=False)

@@ -278,13 +278,11 @@ class DriftBound:
 
     # ---- a step ----
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        del optimizer, args, kwargs
+    def _before_step(self, *_: Any) -> None:
         self.finish()
 
     @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        del optimizer, args, kwargs
+    def _after_step(self, *_: Any) -> None:
         sweep, number = divmod(self.steps, self.period)
         self.steps += 1
         if self._changed(number):

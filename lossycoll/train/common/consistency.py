@@ -23,7 +23,7 @@ PARAMETERS_DIFFER: Final = "ranks hold different parameters"
 @dataclass(frozen=True)
 class Agreement:
     collectives: Collectives  # of the group
-    lines: Sequence[str]  # one for each tensor or argument, in order
+    lines: list[str]  # one for each tensor or argument, in order
     device: torch.device  # device of the tensors of the group's collectives
 
 

@@ -84,10 +84,10 @@ def dispersing_hook(
     """
     flat, group = addend(bucket, state, "dispersing_hook")
     if not isinstance(group, LossyProcessGroup) or group.lossy_options().delivery == "reliable":
-        return sum_of(dist.all_reduce(flat, group=group, async_op=True))
+        return sum_of(flat, group)
     packets = _prime_from(len(flat) / (group.block_bytes // flat.element_size()))
     sent = _interleaved(flat, packets)
-    done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
+    done = sum_of(sent, group)
     return _into(flat, done, lambda mean: _restored(mean, packets, len(flat)))
 
 
@@ -231,14 +231,14 @@ def wire_feedback_hook(
     """
     flat, group = addend(bucket, state.group, "wire_feedback_hook")
     if not isinstance(group, LossyProcessGroup) or flat.dtype is torch.float64:
-        return sum_of(dist.all_reduce(flat, group=group, async_op=True))
+        return sum_of(flat, group)
     sent = flat
     if not group.lossy_topology().shares_hosts:  # else a host's sum is rounded, which no rank sees
         # The buffer itself, if it is of float32.
         sent = state._encoded(flat.float(), bucket.parameters(), dist.get_rank(group))
     scope = reliable if group.lossy_options().delivery == "reliable" else lossy
     with scope(**state.options):
-        done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
+        done = sum_of(sent, group)
     return done if sent is flat else _into(flat, done, lambda mean: mean)
 
 

@@ -1,8 +1,8 @@
 """Collectives as ``train/`` asks for them: over a lossy group, one of another backend, or no group.
 
 No other module of ``train/`` sends or receives anything, except where torch itself does (the
-collectives of DDP and its communication hooks). Only a lossy group ever loses a packet: another
-backend's collectives are reliable, and a group of one rank needs none.
+collectives of DDP). Only a lossy group ever loses a packet: another backend's collectives are
+reliable, and a group of one rank needs none.
 """
 
 from __future__ import annotations
@@ -408,7 +408,8 @@ def formed_alike(
     raise PeerLostError(f"{groups[0]}: ranks were lost during each of {ATTEMPTS} attempts {what}")
 
 
-def sum_of(work: Any) -> torch.futures.Future[Tensor]:
-    """The future that a communication hook of DDP returns for an all-reduce of one tensor."""
+def sum_of(tensor: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
+    """Starts to sum a tensor over the ranks; returns what a communication hook of DDP returns."""
+    work: Any = dist.all_reduce(tensor, group=group, async_op=True)
     out: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
     return out

@@ -20,12 +20,10 @@ SENDERS = {
     "common/packing.py",
     "elastic/sharing.py",
     "elastic/world.py",
-    "hooks.py",
     "sharded/backup.py",
 }
-"""Communication hooks must return torch's own future. Those that come back have the default group
-made anew, and share bytes in it; copies of shards go from one rank to the next, which is no
-collective."""
+"""Those that come back have the default group made anew, and share bytes in it; copies of shards go
+from one rank to the next, which is no collective."""
 SENDS_NOTHING = {
     *("GradBucket", "GroupMember", "ProcessGroup", "ReduceOp", "group"),
     *("get_rank", "get_world_size", "is_available", "is_initialized"),

@@ -3,6 +3,7 @@
 # Annotations are no text in this file: DDP compares the hook's with its own classes.
 
 from collections.abc import Callable
+from concurrent.futures import wait
 from typing import Any, Final
 
 import torch
@@ -83,10 +84,10 @@ def dispersing_hook(
     """
     flat, group = addend(bucket, state, "dispersing_hook")
     if not isinstance(group, LossyProcessGroup) or group.lossy_options().delivery == "reliable":
-        return sum_of(dist.all_reduce(flat, group=group, async_op=True))
+        return sum_of(flat, group)
     packets = _prime_from(len(flat) / (group.block_bytes // flat.element_size()))
     sent = _interleaved(flat, packets)
-    done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
+    done = sum_of(sent, group)
     return _into(flat, done, lambda mean: _restored(mean, packets, len(flat)))
 
 
@@ -183,34 +184,24 @@ class WireFeedbackState:
         # The errors are by parameters, which are others in a copy.
         return self.__dict__ | {"_lost": {}, "group": None}
 
-    def _rounded(self, x: Tensor, rank: int) -> Tensor:
-        """This rank's gradient, float32 (n,), as others decode it; draws depend on the rank."""
-        self._calls += 1
-        held = x.cpu()  # codecs work on host memory; what is there is itself
-        out = torch.empty_like(held)
-        seed = key_of(DOMAIN, rank, self._calls)
-        rounded(self._encoding, held.data_ptr(), out.data_ptr(), len(x), seed)
-        return out.to(x.device)
-
-    def _take(self, whole: Tensor, parameters: list[Tensor]) -> None:
-        for parameter, part in zip(parameters, _parts(whole, parameters), strict=True):
+    def _encoded(self, whole: Tensor, parameters: list[Tensor], rank: int) -> Tensor:
+        """A bucket's gradients, float32 (n,), and what they have lost before, as others decode
+        them. What they lose now is remembered."""
+        # A bucket has complex gradients as pairs.
+        sizes = [p.numel() * (2 if p.is_complex() else 1) for p in parameters]
+        for parameter, part in zip(parameters, torch.split(whole, sizes), strict=True):
             if parameter in self._lost:
                 part.add_(self._lost[parameter])
-
-    def _remember(self, lost: Tensor, parameters: list[Tensor]) -> None:
-        """Keeps what a bucket loses now.
-
-        A group of which an element isn't finite has lost nothing: it would never be finite again.
-        """
-        lost.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-        for parameter, part in zip(parameters, _parts(lost, parameters), strict=True):
-            self._lost[parameter] = part
-
-
-def _parts(whole: Tensor, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-    """Parts of a bucket by parameter. A bucket has complex gradients as pairs."""
-    sizes = [parameter.numel() * (2 if parameter.is_complex() else 1) for parameter in parameters]
-    return torch.split(whole, sizes)
+        self._calls += 1
+        held = whole.cpu()  # codecs work on host memory; what is there is itself
+        out = torch.empty_like(held)
+        seed = key_of(DOMAIN, rank, self._calls)  # draws depend on the rank
+        rounded(self._encoding, held.data_ptr(), out.data_ptr(), len(whole), seed)
+        sent = out.to(whole.device)
+        # A group of which an element isn't finite has lost nothing: it would never be finite again.
+        lost = (whole - sent).nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+        self._lost.update(zip(parameters, torch.split(lost, sizes), strict=True))
+        return sent
 
 
 def wire_feedback_hook(
@@ -240,17 +231,14 @@ def wire_feedback_hook(
     """
     flat, group = addend(bucket, state.group, "wire_feedback_hook")
     if not isinstance(group, LossyProcessGroup) or flat.dtype is torch.float64:
-        return sum_of(dist.all_reduce(flat, group=group, async_op=True))
+        return sum_of(flat, group)
     sent = flat
     if not group.lossy_topology().shares_hosts:  # else a host's sum is rounded, which no rank sees
-        parameters = bucket.parameters()
-        whole = flat.float()  # the buffer itself, if it is of float32
-        state._take(whole, parameters)
-        sent = state._rounded(whole, dist.get_rank(group))
-        state._remember(whole - sent, parameters)
+        # The buffer itself, if it is of float32.
+        sent = state._encoded(flat.float(), bucket.parameters(), dist.get_rank(group))
     scope = reliable if group.lossy_options().delivery == "reliable" else lossy
     with scope(**state.options):
-        done = sum_of(dist.all_reduce(sent, group=group, async_op=True))
+        done = sum_of(sent, group)
     return done if sent is flat else _into(flat, done, lambda mean: mean)
 
 
@@ -289,18 +277,12 @@ def arc_topk_hook(
     out = source.then(value_or_raise)
 
     def work() -> None:
-        try:
-            state.reduce(keys, gradients, flat)
-            if last:
-                state.iter += 1
-            source.set_result(flat)
-        except BaseException as error:
-            source.set_result(error)
-
-    if flat.is_cpu:
-        done = state.start(work)
+        state.reduce(keys, gradients, flat)
         if last:
-            done.result()
-    else:
-        work()
+            state.iter += 1
+
+    done = state._run(work, on_host=flat.is_cpu)
+    done.add_done_callback(lambda ended: source.set_result(ended.exception() or flat))
+    if last:
+        wait([done])
     return out

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 import lossycoll
 from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.compress import transport
+from lossycoll.train.compress import step
 from tests.support import harness
 from tests.support.harness import Ranks, await_ranks, kill_self
 from tests.support.sharded_cases import batch, loss_of, network, sharded, share
@@ -85,8 +85,8 @@ def mean_forever(rank: int) -> Any:
     """ARC-Top-K's mean."""
     collectives = Collectives(None)
     flat = torch.full((30_000,), float(rank))
-    transport.mean(collectives, flat, feedback=True)
-    return lambda: transport.mean(collectives, flat, feedback=True)
+    step.mean(collectives, flat, feedback=True)
+    return lambda: step.mean(collectives, flat, feedback=True)
 
 
 ROUTES: dict[str, tuple[Any, type, str]] = {

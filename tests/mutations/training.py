@@ -61,8 +61,8 @@ TRAINING = (
     mutation(
         "the default of a method goes before what the group was given",
         "lossycoll/train/common/delivery.py",
-        "(exact or self.asked or not given)",
-        "(exact or not given or True)",
+        "(self.exact or self.asked or not given)",
+        "(self.exact or not given or True)",
         "tests/train/common/test_recovery.py::test_a_call_is_made_with",
     ),
     mutation(
@@ -82,14 +82,14 @@ TRAINING = (
     mutation(
         "what an earlier forward pass read may change without a word",
         "lossycoll/train/sharded/parameter_sync.py",
-        "        bucket.moves = sent.moves or sent.whole\n        bucket.touch()\n",
-        "        bucket.moves = sent.moves or sent.whole\n",
+        "            bucket.differences.apply()\n        bucket.touch()\n",
+        "            bucket.differences.apply()\n",
         "tests/train/sharded/test_parameter_sync.py::test_a_bucket_is_waited_for_alone_and_once",
     ),
     mutation(
         "dropped micro-batches count",
-        "lossycoll/train/dropcompute/runner.py",
-        "return self.settings.micro_batches * ranks / completed",
+        "lossycoll/train/dropcompute/controller.py",
+        "return self._settings.micro_batches * ranks / completed",
         "return 1.0",
         "tests/train/dropcompute/test_controller.py::test_the_mean_is_over_what_was_completed",
     ),
@@ -102,7 +102,7 @@ TRAINING = (
     ),
     mutation(
         "what is rounded off of a mean is nobody's",
-        "lossycoll/train/compress/transport.py",
+        "lossycoll/train/compress/step.py",
         "part.add_(own - exact, alpha=collectives.world)",
         "part.add_(own - exact, alpha=0)",
         "tests/train/common/test_wire.py::test_the_mean_is_that_of_what_counts_as_delivered",

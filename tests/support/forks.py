@@ -41,7 +41,7 @@ PRELOADED = (
         "lossycoll.backend.devices",
         "lossycoll.train.drift.bound",
     ),
-    *("lossycoll.train.sharded.optimizer", "lossycoll.train.dropcompute.runner"),
+    *("lossycoll.train.sharded.optimizer", "lossycoll.train.dropcompute.controller"),
     "lossycoll.train.hooks",
 )
 """What most ranks need: an optimizer imports torch._dynamo."""

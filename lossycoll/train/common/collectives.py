@@ -1,14 +1,15 @@
 """Collectives as ``train/`` asks for them: over a lossy group, one of another backend, or no group.
 
 No other module of ``train/`` sends or receives anything, except where torch itself does (the
-collectives of DDP and its communication hooks). Only a lossy group ever loses a packet: another
-backend's collectives are reliable, and a group of one rank needs none.
+collectives of DDP). Only a lossy group ever loses a packet: another backend's collectives are
+reliable, and a group of one rank needs none.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -31,7 +32,6 @@ from .delivery import (
     Wire,
     as_elements,
     missed_by_rounding,
-    rounded_to,
 )
 
 ATTEMPTS: Final = 8
@@ -53,12 +53,12 @@ def extremes(number: int, shard: Any) -> tuple[int, int]:
     return -least, greatest
 
 
+@dataclass(frozen=True, eq=False)
 class BlockGather:
     """An all-gather that may lose blocks. :meth:`wait` returns which ones arrived."""
 
-    def __init__(self, work: Work, arrived: Callable[[], Mask]) -> None:
-        self._work = work
-        self._arrived = arrived
+    _work: Work
+    _arrived: Callable[[], Mask]
 
     def wait(self) -> Mask:
         """bool (world, blocks): True where the block that the owner sent is in the result."""
@@ -76,12 +76,12 @@ class BlockGather:
         return self._arrived()
 
 
+@dataclass(frozen=True, eq=False)
 class ReportedMean:
     """A mean whose senders learn what of their contributions isn't in it."""
 
-    def __init__(self, work: Work, missed: Callable[[], Tensor | None]) -> None:
-        self._work = work
-        self._missed = missed
+    _work: Work
+    _missed: Callable[[], Tensor | None]
 
     def wait(self) -> None:
         self._work.wait()
@@ -113,6 +113,13 @@ def wait_all(works: Sequence[Work], *, on_host: bool = False) -> None:
         raise failure
 
 
+def check_all_took_part(collectives: Collectives, remedy: str) -> None:
+    """Raises PeerLostError, on all ranks alike, if one took no part in the last collective."""
+    if lost := collectives.agreed_lost():
+        who = ", ".join(map(collectives.peer, lost))
+        raise PeerLostError(f"{collectives}: lost {who}. {remedy}", peer=lost[0])
+
+
 def own_group(group: object) -> dist.ProcessGroup:
     """The group to work in; None is the default group. UnsupportedError: this rank isn't in it."""
     found = dist.group.WORLD if group is None else group
@@ -136,8 +143,7 @@ class Collectives:
 
     A method that returns a :class:`Work` only starts its collective; any other is complete when it
     returns. Sums of gradients, reductions to owners and gathers of blocks may lose packets, all
-    others are reliable. With ``exact``, ``recovery`` holds as it is (:meth:`.Recovery.changes`);
-    with ``optional`` a process without a process group works as a single rank.
+    others are reliable. With ``optional`` a process without a process group works as a single rank.
     """
 
     def __init__(
@@ -145,7 +151,6 @@ class Collectives:
         group: dist.ProcessGroup | None,
         *,
         recovery: Recovery = NOTHING_ASKED,
-        exact: bool = False,
         optional: bool = False,
         wire: Wire = NOT_ASKED,
     ) -> None:
@@ -156,7 +161,6 @@ class Collectives:
         self.world = 1 if found is None else dist.get_world_size(found)
         self.lossy = found if isinstance(found, LossyProcessGroup) else None
         self._recovery = recovery
-        self._exact = exact
         self._wire = wire
 
     def __str__(self) -> str:
@@ -191,20 +195,6 @@ class Collectives:
         """The number of ranks that took part in the last collective, the same on all ranks."""
         return self.world - len(self.agreed_lost())
 
-    @property
-    def may_lose_ranks(self) -> bool:
-        """True if a loss of ranks isn't the group's end."""
-        return self.lossy is not None and self.world > 1 and self.lossy.lossy_options().continues
-
-    def survivors_by_now(self, device: torch.device) -> int:
-        """:attr:`survivors`, without whoever was lost during a collective before this one.
-
-        A rank may be one call ahead of another that has heard of a loss, but not two.
-        """
-        for _ in range(2):
-            self.summed(torch.ones(1, device=device))
-        return self.survivors
-
     def continues_after(self, error: PeerLostError) -> bool:
         """True if the group continues with the survivors of a loss; False: the error is its end."""
         return error.peer in self.known_lost()
@@ -227,7 +217,7 @@ class Collectives:
         if self._reliable_now(self.lossy):
             # Not reliable() without wire, in which nothing is encoded.
             return reliable(lossy_min_bytes=0, **wire) if wire else contextlib.nullcontext()
-        changes = self._recovery.changes(self.lossy.lossy_options(), exact=self._exact)
+        changes = self._recovery.changes(self.lossy.lossy_options())
         return lossy(lossy_min_bytes=0, **changes, **wire)
 
     def reduce_scatter_mean(self, output: Tensor, source: Tensor) -> Work:
@@ -358,28 +348,13 @@ class Collectives:
         return out.view(self.world, -1)
 
     def all_gather_parameters(self, row: Tensor) -> Tensor:
-        """Like :meth:`all_gather`, but encoded; see :meth:`round_parameters` for equal bits."""
+        """Like :meth:`all_gather`, but encoded; equal bits need a row that was rounded before."""
         if self.parameter_encoding(row) == "same":
             return self.all_gather(row)
         out = row.new_empty(self.world * len(row))
         with reliable(wire=self._wire.parameters, wire_rounding="nearest", lossy_min_bytes=0):
             dist.all_gather_single(out, row, self.group)
         return out.view(self.world, -1)
-
-    def round_parameters(self, row: Tensor) -> None:
-        """Rounds float32 (n,) in place to what others get of it."""
-        encoding = self.parameter_encoding(row)
-        if encoding != "same":
-            rounded_to(row, row, encoding, self.block_elements(row, encoding))
-
-    def all_gather_survivors(self, row: Tensor) -> Tensor:
-        """Gathers a row of integers of each rank that is left, with zeros for lost ranks.
-
-        It is a sum: a gather needs all ranks, and raises where one is lost.
-        """
-        table = row.new_zeros((self.world, *row.shape))
-        table[self.rank] = row
-        return self.summed(table)
 
     def summed(self, tensor: Tensor) -> Tensor:
         self.all_reduce(tensor).wait()
@@ -412,19 +387,29 @@ def formed_alike(
     others without. ``first``: what was formed already, and each group's survivors before that.
     ``what`` ends the PeerLostError of ranks that were lost each time.
     """
-    if not any(each.may_lose_ranks for each in groups):
+    lossy = [each.lossy for each in groups if each.lossy is not None and each.world > 1]
+    if not any(group.lossy_options().continues for group in lossy):
         return form() if first is None else first[0]
-    before = [each.survivors_by_now(device) for each in groups] if first is None else first[1]
+
+    def survivors() -> list[int]:
+        # A rank may be one call ahead of another that has heard of a loss, but not two.
+        for each in groups:
+            for _ in range(2):
+                each.summed(torch.ones(1, device=device))
+        return [each.survivors for each in groups]
+
+    before = survivors() if first is None else first[1]
     for attempt in range(ATTEMPTS):
         found = form() if attempt or first is None else first[0]
-        after = [each.survivors_by_now(device) for each in groups]
+        after = survivors()
         if after == before:
             return found
         before = after
     raise PeerLostError(f"{groups[0]}: ranks were lost during each of {ATTEMPTS} attempts {what}")
 
 
-def sum_of(work: Any) -> torch.futures.Future[Tensor]:
-    """The future that a communication hook of DDP returns for an all-reduce of one tensor."""
+def sum_of(tensor: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
+    """Starts to sum a tensor over the ranks; returns what a communication hook of DDP returns."""
+    work: Any = dist.all_reduce(tensor, group=group, async_op=True)
     out: torch.futures.Future[Tensor] = work.get_future().then(lambda f: f.value()[0])
     return out

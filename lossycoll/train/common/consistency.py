@@ -23,7 +23,7 @@ PARAMETERS_DIFFER: Final = "ranks hold different parameters"
 @dataclass(frozen=True)
 class Agreement:
     collectives: Collectives  # of the group
-    lines: Sequence[str]  # one for each tensor or argument, in order
+    lines: list[str]  # one for each tensor or argument, in order
     device: torch.device  # device of the tensors of the group's collectives
 
 
@@ -54,7 +54,10 @@ def check_same(agreements: Sequence[Agreement], what: str, remedy: str) -> None:
     shared = [each for each in agreements if each.collectives.world > 1]
     differ = False
     for each in shared:
-        differ |= _differ(each)
+        digest = hashlib.sha256("\n".join(each.lines).encode()).digest()
+        number = int.from_bytes(digest[:7], "big")
+        most, least = _most(each, number, -number)
+        differ |= most != -least
     if len(shared) > 1:
         # Those who find nothing wrong would wait in one group for those who have in another.
         for each in shared:
@@ -73,13 +76,6 @@ def check_same(agreements: Sequence[Agreement], what: str, remedy: str) -> None:
         f"{shared[0].collectives}: {what}, though none that this rank shares a group with: the "
         f"errors of the others say which; {remedy}"
     )
-
-
-def _differ(agreement: Agreement) -> bool:
-    text = "\n".join(agreement.lines)
-    own = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    most, least = _most(agreement, own, -own)
-    return most != -least
 
 
 def _most(agreement: Agreement, *numbers: int) -> list[int]:

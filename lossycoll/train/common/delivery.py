@@ -36,32 +36,34 @@ class Recovery:
     repair: int | None = None  # rounds of resending; None: as the group has it
     # whether the user has said so. Otherwise what the group was given goes first.
     asked: bool = True
+    exact: bool = False  # whether it holds as it is, whatever the group was given
 
     @classmethod
-    def of(cls, max_missing: float | None, repair: int | None) -> Recovery:
+    def of(cls, max_missing: float | None, repair: int | None, *, exact: bool = False) -> Recovery:
         """The recovery that a method's arguments ask for; else OptionError."""
         if repair is not None and not is_whole(repair, 0, MOST_REPAIR):
             raise OptionError(
                 f"repair is {repair!r}, wanted a number of rounds, 0 to {MOST_REPAIR}, or None"
             )
         if max_missing is None:
-            return cls(None if repair is not None else MAX_MISSING, repair, repair is not None)
+            share = None if repair is not None else MAX_MISSING
+            return cls(share, repair, repair is not None, exact)
         if isinstance(max_missing, str):
             raise OptionError(f"max_missing is {max_missing!r}, wanted a share, 0 to 1, or None")
         Options(max_missing=max_missing)  # refuses what the option refuses
-        return cls(max_missing, repair)
+        return cls(max_missing, repair, exact=exact)
 
-    def changes(self, options: Options, *, exact: bool) -> dict[str, Any]:
+    def changes(self, options: Options) -> dict[str, Any]:
         """The options that a call is made with, besides those in force.
 
-        Without ``exact`` a scope or the group may ask for more rounds, and what the group was given
-        goes before what nobody asked for.
+        Unless it is ``exact``, a scope or the group may ask for more rounds, and what the group was
+        given goes before what nobody asked for.
         """
         changes: dict[str, Any] = {}
         if self.repair is not None:
-            changes["repair"] = self.repair if exact else max(self.repair, options.repair)
+            changes["repair"] = self.repair if self.exact else max(self.repair, options.repair)
         given = any(options.is_given(name) for name in MEANS)
-        if self.max_missing is not None and (exact or self.asked or not given):
+        if self.max_missing is not None and (self.exact or self.asked or not given):
             changes["max_missing"] = self.max_missing
         return changes
 

@@ -28,7 +28,7 @@ FIRST_BUCKET_BYTES: Final = 1 << 20
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
     shape: tuple[int, ...]
-    stride: tuple[int, ...]  # in elements
+    stride: tuple[int, ...]  # in elements, in a bucket
     itemsize: int  # bytes of an element
     key: Hashable = None  # only parameters of equal keys share a bucket
 
@@ -130,9 +130,8 @@ def _bucket(
     place = _dealt if whole else _in_a_row
     begins, chunk = place([specs[index] for index in indices], world)
     for index, begin in zip(indices, begins, strict=True):
-        spec = specs[index]
-        stride = spec.stride if is_dense(spec.shape, spec.stride) else contiguous(spec.shape)
-        members.append(BucketMember(start + index, begin, begin + spec.numel, spec.shape, stride))
+        shape, stride, end = specs[index].shape, specs[index].stride, begin + specs[index].numel
+        members.append(BucketMember(start + index, begin, end, shape, stride))
     return Bucket(specs[indices[0]].key, tuple(members), world * chunk, world, whole)
 
 
@@ -175,19 +174,10 @@ def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides, in elements, of a tensor in the order of its indices, the last fastest."""
-    stride, out = 1, []
-    for length in reversed(shape):
-        out.append(stride)
-        stride *= max(1, length)
-    return tuple(reversed(out))
-
-
-def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+def is_dense(tensor: Tensor) -> bool:
     """Return whether the elements fill a stretch of memory, each place once, in whatever order."""
-    expected = 1
-    for step, length in sorted((s, n) for s, n in zip(stride, shape, strict=True) if n != 1):
+    expected, pairs = 1, zip(tensor.stride(), tensor.shape, strict=True)
+    for step, length in sorted((s, n) for s, n in pairs if n != 1):
         if step != expected:
             return False
         expected *= length

@@ -8,7 +8,8 @@ those of the other dimensions hold the other shards.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -183,7 +184,7 @@ def in_memory_order(tensor: Tensor) -> Tensor:
     """A view (n,) of all elements in order of memory; UnsupportedError if gaps or overlaps."""
     if tensor.is_contiguous():
         return tensor.view(-1)
-    if not is_dense(tensor.shape, tensor.stride()):
+    if not is_dense(tensor):
         raise UnsupportedError(
             f"a parameter of shape {tuple(tensor.shape)} has stride {tensor.stride()}, wanted one "
             f"whose elements fill its memory, each in a place of its own; make it so with "
@@ -240,6 +241,22 @@ def batches(tensors: list[Tensor], elements: int) -> Iterator[list[tuple[int, Te
             room -= span.numel()
     if batch:
         yield batch
+
+
+def weakly(method: Callable[..., object]) -> Callable[..., None]:
+    """A method as a hook that doesn't keep its object; does nothing when that is gone."""
+    found = weakref.WeakMethod(method)
+
+    def call(*args: Any) -> None:
+        if (here := found()) is not None:
+            here(*args)
+
+    return call
+
+
+def is_finite(tensor: Tensor) -> bool:
+    low, high = torch.aminmax(tensor)  # a single pass, and NaN gets through
+    return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def as_real(tensor: Tensor) -> Tensor:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -25,8 +28,8 @@ from lossycoll.train.common.consistency import Agreement, as_lines, check_same
 from lossycoll.train.common.delivery import Wire
 from lossycoll.train.common.layout import is_dense
 
-from .error_memory import RULES, RankMemory
-from .selection import MatrixShape, by_element, by_first_dimension, pays
+from .error_memory import RULES, ErrorMemory, memory_of
+from .selection import MatrixShape, pays
 from .step import (
     DENSE_BELOW,
     ARCTopKSettings,
@@ -116,8 +119,7 @@ class ARCTopKState:
         """Steps so far."""
         self._dense = dense if callable(dense) else frozenset(dense)
         self._memory = self._empty_memory()
-        self._holds = False
-        self._held_at: int | None = None
+        self._held_at: int | None = None  # the step that can be undone; None: no step shall be
         self._counts = TrafficCounts()
         self._init_process_state()
         if named_parameters is not None:
@@ -137,8 +139,10 @@ class ARCTopKState:
         """Once the ranks' arguments have been compared."""
         self._worker: ThreadPoolExecutor | None = None
 
-    def _empty_memory(self) -> RankMemory:
-        return RankMemory(self.settings.error_feedback, self.settings.momentum)
+    def _empty_memory(self) -> defaultdict[str, ErrorMemory]:
+        """The memories of this rank's gradients, by key."""
+        settings = self.settings
+        return defaultdict(partial(memory_of, settings.error_feedback, settings.momentum))
 
     def name(self, named_parameters: Iterable[tuple[str, Tensor]]) -> None:
         """Set the parameters' names. Call it before the first step, also after unpickling.
@@ -180,7 +184,10 @@ class ARCTopKState:
         """
         keys = [str(i) for i in range(len(gradients))] if keys is None else keys
         # Rows are stretches of memory, and other ranks may have another order of it.
-        worked = [_in_order_of_indices(gradient) for gradient in gradients]
+        worked = []
+        for gradient in gradients:
+            dense = gradient.layout is torch.strided and is_dense(gradient)  # others are refused
+            worked.append(gradient.contiguous() if dense else gradient)
         buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
         for i, gradient in enumerate(worked):
             buckets.setdefault((gradient.dtype, gradient.device), []).append(i)
@@ -218,62 +225,57 @@ class ARCTopKState:
     def _undoing(self, keys: Sequence[str], *, hold: bool) -> Iterator[None]:
         """A scope whose changes of the memory are undone by NonFiniteError, or with ``hold`` later
         on by :meth:`discard`."""
-        hold = hold or self._holds
+        hold = hold or self._held_at is not None
         if not hold and self.settings.on_nonfinite != "raise":
             yield
             return
-        memory = self._memory
-        if self._holds and self._held_at != self.iter:
-            memory.commit(list(memory.held))  # of the step before, also where it had other keys
+        if self._held_at not in (None, self.iter):
+            self.commit()  # of the step before, also where it had other keys
             self._held_at = self.iter
-        memory.hold(keys)
+        for key in keys:
+            self._memory[key].hold()
         try:
             yield
         except NonFiniteError:
-            memory.revert(keys)
+            self.discard(keys)
             raise
         if not hold:
-            memory.commit(keys)
+            self.commit(keys)
 
     def _reduce(
         self, keys: Sequence[str], gradients: Sequence[Tensor], flat: Tensor | None = None
     ) -> None:
         collectives = self._checked_collectives(gradients[0].device)
-        for key, gradient in zip(keys, gradients, strict=True):
+        pairs = list(zip(keys, gradients, strict=True))
+        for key, gradient in pairs:
             self._check(key, gradient)
         if self.iter < self.settings.start_iter:
-            self._mean_whole(collectives, gradients, flat)
+            joined = torch.cat([each.reshape(-1) for each in gradients]) if flat is None else flat
+            mean_whole(joined, collectives, self._counts)
+            if flat is None:
+                means = torch.split(joined, [gradient.numel() for gradient in gradients])
+                for gradient, mean in zip(gradients, means, strict=True):
+                    gradient.detach().copy_(mean.view(gradient.shape))
             return
-        found = [self._bucket_gradient(*pair) for pair in zip(keys, gradients, strict=True)]
+        found = []
+        for key, gradient in pairs:
+            memory, shape = self._memory[key], self.matrix_shape(key, gradient)
+            memory.move(gradient.device)
+            found.append(BucketGradient(key, self._say(key), gradient, shape, memory))
         settings = self.settings
         keeps_mean = RULES[settings.error_feedback].keeps_mean
         if keeps_mean and gradients[0].element_size() < 4 and settings.wire is None:
             # Means are formed in float32 (_like_sent), which so travels in as few bytes. What
             # rounding takes counts as not delivered.
             collectives = Collectives(self.process_group, wire=Wire.of("bf16"))
-        residuals = self._memory.residuals
-        BucketStep(found, settings, collectives, residuals, self._counts, self.iter).run()
-
-    def _mean_whole(
-        self, collectives: Collectives, gradients: Sequence[Tensor], flat: Tensor | None
-    ) -> None:
-        if flat is not None:
-            mean_whole(flat, collectives, self._counts)
-            return
-        joined = torch.cat([gradient.reshape(-1) for gradient in gradients])
-        mean_whole(joined, collectives, self._counts)
-        sizes = [gradient.numel() for gradient in gradients]
-        with torch.no_grad():
-            for gradient, mean in zip(gradients, torch.split(joined, sizes), strict=True):
-                gradient.copy_(mean.view(gradient.shape))
+        BucketStep(found, settings, collectives, self._counts, self.iter).run()
 
     def _checked_collectives(self, device: torch.device) -> Collectives:
         """The group; compares the ranks' arguments at the first step."""
         if self._collectives is None:
-            wire = Wire.of(self.settings.wire)
-            collectives = Collectives(self.process_group, wire=wire)
-            memories = self._memory.remembered()
-            mine = {**asdict(self.settings), "iter": self.iter, "memories": memories}
+            collectives = Collectives(self.process_group, wire=Wire.of(self.settings.wire))
+            known = [(key, one.shape) for key, one in sorted(self._memory.items()) if one.tensors]
+            mine = {**asdict(self.settings), "iter": self.iter, "memories": known}
             check_same(
                 [Agreement(collectives, as_lines(mine), device)],
                 "ARCTopKState is made differently",
@@ -290,24 +292,18 @@ class ARCTopKState:
                 f"make an embedding with sparse=False"
             )
         shape = tuple(gradient.shape)
-        if not is_dense(shape, gradient.stride()):
+        if not is_dense(gradient):
             raise UnsupportedError(
                 f"the gradient of {self._say(key)} is of shape {shape} and stride "
                 f"{gradient.stride()}, which leaves gaps; give a .contiguous() one"
             )
-        known = self._memory.shapes.setdefault(key, shape)
-        if known != shape:
+        memory = self._memory[key]
+        if memory.shape not in (None, shape):
             raise TrainingError(
-                f"the gradient of {self._say(key)} is of shape {shape}, and was {known} "
+                f"the gradient of {self._say(key)} is of shape {shape}, and was {memory.shape} "
                 f"before; make a new ARCTopKState for a changed model, or call reset()"
             )
-
-    def _bucket_gradient(self, key: str, gradient: Tensor) -> BucketGradient:
-        shape = self.matrix_shape(key, gradient)
-        memory = None if shape is None else self._memory.of(key)
-        if memory is not None:
-            memory.move(gradient.device)
-        return BucketGradient(key, self._say(key), gradient, shape, memory)
+        memory.shape = shape
 
     def matrix_shape(self, key: str, gradient: Tensor) -> MatrixShape | None:
         """Return the shape of the matrix as which a gradient is compressed.
@@ -324,8 +320,8 @@ class ARCTopKState:
             return None
         if self._dense(key, gradient) if callable(self._dense) else key in self._dense:
             return None
-        as_rows = by_element if settings.own_rows else by_first_dimension
-        shape = as_rows(tuple(gradient.shape))
+        rows = gradient.numel() if settings.own_rows else len(gradient)
+        shape = MatrixShape(rows, gradient.numel() // rows)
         return shape if pays(shape, settings.ratio, settings.sketch_size) else None
 
     # ---- steps whose gradients aren't used ----
@@ -335,7 +331,8 @@ class ARCTopKState:
 
         The memory then takes up to twice its size. ShardedOptimizer does this by itself.
         """
-        self._holds = True
+        if self._held_at is None:
+            self._held_at = -1
 
     def discard(self, keys: Iterable[str] | None = None) -> None:
         """Make the memory what it was before the last step, whose gradients were not used.
@@ -346,7 +343,8 @@ class ARCTopKState:
         Args:
             keys: Names of gradients, from :meth:`keys`; None: all.
         """
-        self._memory.revert(list(self._memory.held) if keys is None else keys)
+        for key in list(self._memory) if keys is None else keys:
+            self._memory[key].revert()
 
     def commit(self, keys: Iterable[str] | None = None) -> None:
         """Free what :meth:`discard` would need to undo the last step.
@@ -354,7 +352,8 @@ class ARCTopKState:
         Args:
             keys: Names of gradients, from :meth:`keys`; None: all.
         """
-        self._memory.commit(list(self._memory.held) if keys is None else keys)
+        for key in list(self._memory) if keys is None else keys:
+            self._memory[key].commit()
 
     # ---- for a hook ----
 
@@ -401,6 +400,20 @@ class ARCTopKState:
             self._worker = ThreadPoolExecutor(1, "lossycoll-arc-topk")
         return self._worker.submit(contextvars.copy_context().run, work)
 
+    def _run(self, work: Callable[[], None], *, on_host: bool) -> Future[None]:
+        """Runs ``work`` in this state's thread, or here, where kernels are only queued. Either way
+        an error comes from the future: so all buckets have been started when it is raised."""
+        if on_host:
+            return self.start(work)
+        done: Future[None] = Future()
+        try:
+            work()
+        except BaseException as error:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+        return done
+
     # ---- figures ----
 
     def traffic(self) -> Mapping[str, int]:
@@ -408,14 +421,15 @@ class ARCTopKState:
 
         Returns:
             Counts of numbers sent ``whole``, in a ``sketch``, in ``rows``, as ``indices`` and as
-            ``flags`` (of NaN). Of ``whole`` and ``rows``, ``lost`` counts the lost and ``wire`` the
-            rounded numbers. ``bytes`` is the size of all.
+            ``flags`` (of NaN). Of ``whole`` and ``rows``, ``lost`` counts the numbers that were
+            lost or rounded. ``bytes`` is the size of all.
         """
         return asdict(self._counts)
 
     def memory_bytes(self) -> int:
         """Bytes of this rank's memory."""
-        return self._memory.nbytes()
+        kept = [t for one in self._memory.values() for t in (*one.tensors.values(), one.residual)]
+        return sum(t.numel() * t.element_size() for t in kept if t is not None)
 
     # ---- checkpoints ----
 
@@ -425,7 +439,14 @@ class ARCTopKState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state, which it loads again at the same number of ranks."""
-        return {**self._identity(), "iter": self.iter, **self._memory.state_dict()}
+        memory = self._memory.items()
+        return {
+            **self._identity(),
+            "iter": self.iter,
+            "memories": {key: deepcopy(one.tensors) for key, one in memory if one.tensors},
+            "shapes": {key: one.shape for key, one in memory if one.shape is not None},
+            "owed": {key: one.residual.clone() for key, one in memory if one.residual is not None},
+        }
 
     def _identity(self) -> dict[str, Any]:
         """What must be the same where a state is loaded."""
@@ -454,9 +475,18 @@ class ARCTopKState:
                     f"the state's {name} is {state_dict.get(name)!r}, wanted {value!r}: errors are "
                     f"one rank's, by one rule; leave the state out to begin without errors"
                 )
-        self._memory = RankMemory.from_state_dict(
-            self.settings.error_feedback, self.settings.momentum, state_dict
-        )
+        memory, names = self._empty_memory(), RULES[self.settings.error_feedback].names
+        for key, tensors in state_dict["memories"].items():
+            if tensors and set(tensors) != set(names):
+                raise CheckpointError(
+                    f"the state of {key!r} has {', '.join(tensors)}, wanted {', '.join(names)}"
+                )
+            memory[key].tensors = deepcopy(tensors)
+        for key, shape in state_dict["shapes"].items():
+            memory[key].shape = shape
+        for key, residual in state_dict["owed"].items():
+            memory[key].residual = residual.clone()
+        self._memory = memory
         self.iter = int(state_dict["iter"])
         self._collectives = None
 
@@ -468,11 +498,3 @@ class ARCTopKState:
         self.__dict__.update(state)
         self.process_group = None
         self._init_process_state()
-
-
-def _in_order_of_indices(gradient: Tensor) -> Tensor:
-    """A dense gradient itself, or a contiguous copy; others are refused as they are."""
-    if gradient.layout is not torch.strided or gradient.is_contiguous():
-        return gradient
-    dense = is_dense(tuple(gradient.shape), gradient.stride())
-    return gradient.contiguous() if dense else gradient

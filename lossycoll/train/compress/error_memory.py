@@ -18,14 +18,12 @@ is the mean of the ranks' ``own`` at any loss, and nothing is forgotten.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
-
-from lossycoll.errors import CheckpointError
 
 from .selection import Parts
 
@@ -53,8 +51,10 @@ class ErrorMemory:
     def __init__(self, momentum: float = 1.0) -> None:
         self._momentum = momentum  # that of the rule ``ef21m``
         self.tensors: dict[str, Tensor] = {}
-        self._before: dict[str, Tensor] | None = None
-        """The tensors at :meth:`hold`, except for rows of them; None unless held."""
+        self.shape: tuple[int, ...] | None = None  # the gradient's, once it was met
+        self.residual: Tensor | None = None  # what was lost of a gradient sent whole, for the next
+        self._before: tuple[dict[str, Tensor], Tensor | None] | None = None
+        """Tensors, but for rows of them, and residual at :meth:`hold`; None unless held."""
         self._changed: list[tuple[Tensor, RowSum]] = []
         """Rows of those tensors that have changed since, as they were."""
 
@@ -68,6 +68,8 @@ class ErrorMemory:
     def move(self, device: torch.device) -> None:
         """Moves what is remembered to the gradient's device: after loading it may be elsewhere."""
         self.tensors = {name: tensor.to(device) for name, tensor in self.tensors.items()}
+        if self.residual is not None:
+            self.residual = self.residual.to(device)
 
     def parts(self, gradient: Tensor) -> Parts:
         """The addends of what is to be compressed of a gradient; changes nothing."""
@@ -84,8 +86,7 @@ class ErrorMemory:
         self._subtract_sent(rows, index)
         if rows is not out:
             # A memory can exceed float16; what is cut off counts as not delivered.
-            limits = torch.finfo(out.dtype)
-            out.copy_(rows.clamp_(limits.min, limits.max))
+            out.copy_(within(rows, out.dtype))
 
     def _subtract_sent(self, rows: Tensor, index: Tensor) -> None:
         """Takes from ``rows`` what all ranks have of them already."""
@@ -109,7 +110,7 @@ class ErrorMemory:
     # ---- steps that may come to nothing ----
 
     def hold(self) -> None:
-        self._before, self._changed = dict(self.tensors), []
+        self._before, self._changed = (dict(self.tensors), self.residual), []
 
     def commit(self) -> None:
         self._before, self._changed = None, []
@@ -119,12 +120,12 @@ class ErrorMemory:
             return
         for tensor, rows in reversed(self._changed):
             tensor.index_copy_(0, rows.index, rows.values)
-        self.tensors = self._before
+        self.tensors, self.residual = self._before
         self.commit()
 
     def _is_kept(self, name: str) -> bool:
         """True if a tensor must be restored by :meth:`revert`."""
-        before = None if self._before is None else self._before.get(name)
+        before = None if self._before is None else self._before[0].get(name)
         return before is not None and before is self.tensors[name]
 
     def _add_rows(self, name: str, rows: RowSum, factor: float = 1.0) -> None:
@@ -220,87 +221,9 @@ def memory_of(rule: str, momentum: float = 1.0) -> ErrorMemory:
     return RULES[rule](momentum)
 
 
-@dataclass
-class RankMemory:
-    """The memories of one rank's gradients, by the gradient's key."""
-
-    rule: str  # that of error feedback
-    momentum: float  # that of the rule ``ef21m``
-    matrices: dict[str, ErrorMemory] = field(default_factory=dict)
-    """Memories of gradients whose rows are chosen."""
-    residuals: dict[str, Tensor] = field(default_factory=dict)
-    """Lost parts of gradients that are sent whole, for the next ones."""
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes of all gradients so far."""
-    held: dict[str, Tensor | None] = field(default_factory=dict)
-    """By the key of gradients whose steps can be undone: what was in ``residuals`` before."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"held": {}}
-
-    def of(self, key: str) -> ErrorMemory:
-        memory = self.matrices.get(key)
-        if memory is None:
-            memory = self.matrices[key] = memory_of(self.rule, self.momentum)
-            if key in self.held:
-                memory.hold()
-        return memory
-
-    def hold(self, keys: Iterable[str]) -> None:
-        """Makes what is remembered from now on of some gradients undoable; earlier steps stay."""
-        for key in keys:
-            self.held[key] = self.residuals.get(key)
-            if key in self.matrices:
-                self.matrices[key].hold()
-
-    def commit(self, keys: Iterable[str]) -> None:
-        for key in self.held.keys() & set(keys):
-            del self.held[key]
-            if key in self.matrices:
-                self.matrices[key].commit()
-
-    def revert(self, keys: Iterable[str]) -> None:
-        """Makes the memories of some gradients what they were when they were held, if they are."""
-        for key in self.held.keys() & set(keys):
-            residual = self.held.pop(key)
-            self.residuals.pop(key, None)
-            if residual is not None:
-                self.residuals[key] = residual
-            if key in self.matrices:
-                self.matrices[key].revert()
-
-    def remembered(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Keys and shapes of the matrices of which something is remembered, in order."""
-        begun = {key for key, memory in self.matrices.items() if memory.tensors}
-        return [(key, shape) for key, shape in sorted(self.shapes.items()) if key in begun]
-
-    def nbytes(self) -> int:
-        tensors = [t for memory in self.matrices.values() for t in memory.tensors.values()]
-        return sum(t.numel() * t.element_size() for t in (*tensors, *self.residuals.values()))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "memories": {key: _copied(memory.tensors) for key, memory in self.matrices.items()},
-            "shapes": dict(self.shapes),
-            "owed": _copied(self.residuals),
-        }
-
-    @classmethod
-    def from_state_dict(
-        cls, rule: str, momentum: float, state_dict: Mapping[str, Any]
-    ) -> RankMemory:
-        found = cls(rule, momentum)
-        names = RULES[rule].names
-        for key, tensors in state_dict["memories"].items():
-            if tensors and set(tensors) != set(names):
-                raise CheckpointError(
-                    f"the state of {key!r} has {', '.join(tensors)}, wanted {', '.join(names)}"
-                )
-            found.of(key).tensors = _copied(tensors)
-        found.shapes = dict(state_dict["shapes"])
-        found.residuals = _copied(state_dict["owed"])
-        return found
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+def within(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """``values`` within the range of a type that may be narrower."""
+    if values.dtype == dtype:
+        return values
+    limits = torch.finfo(dtype)
+    return values.clamp(limits.min, limits.max)

@@ -9,37 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
-
-from lossycoll.train.common.layout import is_dense
 
 ROUNDING: Final = 1e-9
 """Rounding error of a ratio of rows: 0.1 * 30 is 3, not the 3.0000000000000004 of floats."""
 
 
-@dataclass(frozen=True, slots=True)
-class MatrixShape:
+class MatrixShape(NamedTuple):
     """Stretches of memory of equal length."""
 
     rows: int  # how many there are
     columns: int  # elements of each
-
-    @property
-    def numel(self) -> int:
-        return self.rows * self.columns
-
-
-def by_first_dimension(shape: Sequence[int]) -> MatrixShape:
-    """The first dimension against all others: outputs of a linear layer, filters, tokens."""
-    return MatrixShape(shape[0], math.prod(shape[1:])) if shape else MatrixShape(1, 1)
-
-
-def by_element(shape: Sequence[int]) -> MatrixShape:
-    return MatrixShape(math.prod(shape), 1)
 
 
 def kept_rows(rows: int, ratio: float) -> int:
@@ -50,17 +33,15 @@ def kept_rows(rows: int, ratio: float) -> int:
 def pays(matrix: MatrixShape, ratio: float, sketch_dim: int) -> bool:
     """True if sketch and rows, m r + K n numbers, are fewer than all, m n."""
     sent = matrix.rows * sketch_dim + kept_rows(matrix.rows, ratio) * matrix.columns
-    return sent < matrix.numel
+    return sent < matrix.rows * matrix.columns
 
 
 def as_matrix(tensor: Tensor, matrix: MatrixShape) -> Tensor:
-    """A view (rows, columns) of a tensor in the order of its memory; ValueError if it has gaps.
+    """A view (rows, columns) of a tensor without gaps, in the order of its memory.
 
     Where the first dimension isn't the outermost in it, rows are other stretches of memory, the
     same on all ranks.
     """
-    if not is_dense(tuple(tensor.shape), tensor.stride()):
-        raise ValueError(f"shape {tuple(tensor.shape)} and stride {tensor.stride()} have gaps")
     return tensor.as_strided((matrix.rows, matrix.columns), (matrix.columns, 1))
 
 

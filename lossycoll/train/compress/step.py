@@ -3,14 +3,23 @@
 Three collectives at most: the sketches of all matrices in one sum; the chosen rows of all of them,
 and whatever is sent whole, in one mean; and for the method ``topk`` a gathering of indices and
 values.
+
+Over a lossy group a mean goes in two halves. The first, to the owners, may lose packets, and each
+sender learns which of its contributions the owners gave up (docs/streams.md, "Reporting loss to the
+sender"). The second, back from the owners, loses nothing. So all ranks have one mean, bit for bit,
+and each knows what of its own is in it: error feedback needs no more.
+
+Both halves may travel in few bits. What rounding takes from a contribution isn't in the mean. What
+it adds to a mean counts as the owner's contribution: so the mean is always that of what counts as
+delivered, and error feedback makes up for both.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 from zlib import crc32
 
 import torch
@@ -18,13 +27,14 @@ from torch import Tensor
 
 from lossycoll.errors import NonFiniteError, OptionError
 from lossycoll.options.ranges import is_number, is_whole
-from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.delivery import Wire
+from lossycoll.plan.codec import codec_of
+from lossycoll.train.common.collectives import Collectives, check_all_took_part
+from lossycoll.train.common.delivery import Wire, rounded_to
+from lossycoll.train.common.models import is_finite
 
 from . import selection
-from .error_memory import RULES, ErrorMemory, RowSum
+from .error_memory import RULES, ErrorMemory, RowSum, within
 from .selection import MatrixShape, as_matrix, kept_rows
-from .transport import Mean, check_members, exact_mean, is_exact, mean, padded, sent_bytes
 
 METHODS: Final = ("arc", "randk", "topk")
 """Rows by a common sketch, rows drawn at random, and each rank's own largest entries."""
@@ -102,7 +112,7 @@ class BucketGradient:
     name: str  # name in errors
     tensor: Tensor  # this rank's; replaced by what is to be used
     shape: MatrixShape | None  # the matrix whose rows are chosen; None to send the gradient whole
-    memory: ErrorMemory | None  # error memory of that matrix
+    memory: ErrorMemory
     matrix: Tensor = field(init=False)
     """The gradient as (m, n), of at least 32 bits; shares its memory where that has them."""
     index: Tensor = field(init=False)  # the rows that are sent: int64 (k,)
@@ -115,16 +125,11 @@ class BucketGradient:
 
     @property
     def sends_rows(self) -> bool:
-        return self.memory is not None and self.memory.ready
-
-    @property
-    def error_memory(self) -> ErrorMemory:
-        assert self.memory is not None
-        return self.memory
+        return self.shape is not None and self.memory.ready
 
     @property
     def parts(self) -> selection.Parts:
-        return self.error_memory.parts(self.matrix)
+        return self.memory.parts(self.matrix)
 
     @property
     def selected(self) -> int:
@@ -132,8 +137,8 @@ class BucketGradient:
 
     def select(self, out: Tensor) -> None:
         """Takes the gradient into the memory, and writes the rows to send to ``out``, (k * n,)."""
-        accumulated = self.error_memory.accumulate(self.matrix)
-        self.error_memory.select(accumulated, self.index, out.view(len(self.index), -1))
+        accumulated = self.memory.accumulate(self.matrix)
+        self.memory.select(accumulated, self.index, out.view(len(self.index), -1))
 
     def rows_of(self, index: Tensor, values: Tensor) -> RowSum:
         """Elements (k * n,) as rows ``index``, int64 (k,), of the matrix, in its type."""
@@ -142,6 +147,87 @@ class BucketGradient:
     def write_back(self) -> None:
         if self.matrix.dtype != self.tensor.dtype:
             as_matrix(self.tensor, MatrixShape(*self.matrix.shape)).copy_(self.matrix)
+
+
+REMEDY: Final = (
+    "The errors that a lost rank still owed are lost with it: restart with the ranks that are "
+    "left, or call reset() on all of them and use a group of theirs"
+)
+
+
+class Mean(NamedTuple):
+    """The mean of all ranks' vectors."""
+
+    values: Tensor  # (n,), the same on all ranks
+    # (n,), what of this rank's vector is in the mean; its vector itself where nobody wants to know,
+    # or nothing was lost
+    delivered: Tensor
+
+
+def padded(collectives: Collectives, numel: int, like: Tensor) -> Tensor:
+    """A vector of ``numel`` uninitialized elements, and zeros up to a multiple of the world."""
+    chunk = -(-numel // collectives.world)
+    out = like.new_empty(chunk * collectives.world)
+    out[numel:].zero_()
+    return out
+
+
+def mean(collectives: Collectives, flat: Tensor, *, feedback: bool) -> Mean:
+    """The mean over the ranks of (n,), which :func:`padded` made and which stays.
+
+    With ``feedback`` what is lost counts as zero and is reported; otherwise the mean is over the
+    contributions that arrived.
+    """
+    if is_exact(collectives, flat):
+        total = flat.clone()
+        exact_mean(collectives, total)
+        return Mean(total, flat)
+    own = flat.new_empty(len(flat) // collectives.world)
+    delivered = flat
+    if feedback:
+        # Of a host it is the sum that is sent, and found there afterwards.
+        sent = flat.clone()
+        report = collectives.reduce_scatter_reported(own, sent)
+        report.wait()
+        check_all_took_part(collectives, REMEDY)
+        missed = report.missed
+        delivered = flat if missed is None else flat - missed
+    else:
+        collectives.reduce_scatter_mean(own, flat.clone()).wait()
+        check_all_took_part(collectives, REMEDY)
+    encoding = collectives.parameter_encoding(own)
+    if encoding != "same":
+        exact = own.clone()
+        rounded_to(own, own, encoding, collectives.block_elements(own, encoding))
+        if feedback:
+            delivered = flat.clone() if delivered is flat else delivered
+            part = delivered.view(collectives.world, -1)[collectives.rank]
+            part.add_(own - exact, alpha=collectives.world)
+    return Mean(collectives.all_gather_parameters(own).view(-1), delivered)
+
+
+def exact_mean(collectives: Collectives, flat: Tensor) -> None:
+    """Replaces (n,) by the mean over the ranks, of whom none may be lost."""
+    narrow = flat.dtype is torch.float16  # whose sum could overflow; bfloat16 has float32's range
+    if narrow:
+        flat.div_(collectives.world)
+    collectives.all_reduce(flat).wait()
+    check_all_took_part(collectives, REMEDY)
+    if not narrow:
+        flat.div_(collectives.world)
+
+
+def is_exact(collectives: Collectives, like: Tensor) -> bool:
+    """True if nothing is lost, nor travels in few bits; the same on all ranks."""
+    encodings = collectives.gradient_encoding(like), collectives.parameter_encoding(like)
+    return not collectives.may_lose and encodings == ("same", "same")
+
+
+def sent_bytes(collectives: Collectives, like: Tensor, count: int) -> int:
+    encoding = collectives.gradient_encoding(like)
+    if encoding == "same":
+        return count * like.element_size()
+    return codec_of(encoding, "f32").wire_bytes(count)
 
 
 @torch.no_grad()
@@ -160,8 +246,7 @@ class BucketStep:
     """Compresses and averages ``gradients``: of one type and device, in one order on all ranks.
 
     What is drawn for a gradient depends on ``step``, its number, and on the gradient's key, but not
-    on the other gradients: buckets change from run to run, and a step should not. ``residuals``
-    has, by key, what was lost of gradients that were sent whole.
+    on the other gradients: buckets change from run to run, and a step should not.
     """
 
     def __init__(
@@ -169,7 +254,6 @@ class BucketStep:
         gradients: Sequence[BucketGradient],
         settings: ARCTopKSettings,
         collectives: Collectives,
-        residuals: MutableMapping[str, Tensor],
         counts: TrafficCounts,
         step: int,
     ) -> None:
@@ -178,12 +262,9 @@ class BucketStep:
         self._whole = [g for g in self._gradients if not g.sends_rows]
         self._settings = settings
         self._collectives = collectives
-        self._residuals = residuals
         self._counts = counts
         self._step = step
-        self._like = (
-            _like_sent(gradients[0], settings) if gradients else torch.empty(0, device="cpu")
-        )
+        self._like = _like_sent(gradients[0], settings)
         """A tensor of the type in which means are formed."""
         self._exact = is_exact(collectives, self._like)
         """Whether the mean is that of what is sent, element by element."""
@@ -236,7 +317,7 @@ class BucketStep:
         if flagged:
             vector[-1] = sum(_nonfinite_flag(gradient.matrix) for gradient in self._whole)
         self._collectives.all_reduce(vector).wait()
-        check_members(self._collectives)
+        check_all_took_part(self._collectives, REMEDY)
         self._counts.sketch += sum(sizes) if dim else 0
         self._counts.flags += flagged if dim else len(vector)
         self._counts.bytes += vector.numel() * vector.element_size()
@@ -292,30 +373,32 @@ class BucketStep:
             if gradient.nonfinite:
                 part.zero_()  # in few bits it would spoil its neighbours
             else:
-                part.copy_(_within(self._whole_of(gradient), sent.dtype))
+                part.copy_(within(self._whole_of(gradient), sent.dtype))
         feedback = self._settings.error_feedback != "none"
         averaged = mean(self._collectives, sent, feedback=feedback)
-        self._count(sum(rows), end, sent, averaged)
+        self._counts.rows += sum(rows)
+        self._counts.whole += end - sum(rows)
+        self._counts.bytes += sent_bytes(self._collectives, sent, end)
+        if averaged.delivered is not sent:
+            self._counts.lost += int((averaged.delivered[:end] != sent[:end]).sum())
         delivered, used = (
             torch.split(flat[:end], sizes) for flat in (averaged.delivered, averaged.values)
         )
         ended = list(zip([*chosen, *self._whole], delivered, used, strict=True))
         for gradient, _, part in ended:
-            if self._raises or (gradient.memory is not None and not gradient.sends_rows):
+            if self._raises or (gradient.shape is not None and not gradient.sends_rows):
                 gradient.nonfinite |= not bool(part.isfinite().all())
         self._refuse_nonfinite()  # before anything is remembered
         for gradient, own, part in ended[: len(rows)]:
             arrived, means = (gradient.rows_of(gradient.index, each) for each in (own, part))
-            gradient.error_memory.update(arrived, [means], gradient.matrix)
+            gradient.memory.update(arrived, [means], gradient.matrix)
         for gradient, own, part in ended[len(rows) :]:
             self._use_whole(gradient, own, part, all_arrived=averaged.delivered is sent)
 
     def _whole_of(self, gradient: BucketGradient) -> Tensor:
         """What is to be sent of a gradient that is sent whole, (n,), and what was lost of it."""
-        values, residual = gradient.matrix.view(-1), self._residuals.get(gradient.key)
-        if residual is None:
-            return values
-        return values + residual.to(values.device)  # one that was loaded may be elsewhere
+        values, residual = gradient.matrix.view(-1), gradient.memory.residual
+        return values if residual is None else values + residual
 
     def _use_whole(
         self, gradient: BucketGradient, delivered: Tensor, used: Tensor, *, all_arrived: bool
@@ -323,25 +406,16 @@ class BucketStep:
         """The mean of what was sent whole is used, and what was lost of it is kept."""
         matrix, memory = gradient.matrix, gradient.memory
         if not gradient.nonfinite:
-            if memory is not None:
+            if gradient.shape is not None:
                 parts = (part.view(matrix.shape) for part in (delivered, used))
                 memory.initialize(matrix, *(part.to(matrix.dtype) for part in parts))
             elif self._settings.error_feedback != "none":
-                if all_arrived:
-                    self._residuals.pop(gradient.key, None)
-                else:
-                    self._residuals[gradient.key] = self._whole_of(gradient) - delivered
+                lost = None if all_arrived else self._whole_of(gradient) - delivered
+                memory.residual = lost
         if gradient.nonfinite and not self._exact:
             matrix.fill_(math.nan)
         else:
             matrix.copy_(used.view(matrix.shape))
-
-    def _count(self, rows: int, end: int, sent: Tensor, mean: Mean) -> None:
-        self._counts.rows += rows
-        self._counts.whole += end - rows
-        self._counts.bytes += sent_bytes(self._collectives, sent, end)
-        if mean.delivered is not sent:
-            self._counts.lost += int((mean.delivered[:end] != sent[:end]).sum())
 
     def _gather(self, chosen: Sequence[BucketGradient]) -> None:
         """Each rank's own rows of ``chosen`` and their indices go to all; nothing is lost."""
@@ -363,7 +437,7 @@ class BucketStep:
             rows = [gradient.rows_of(i.long(), each) for i, each in zip(*found, strict=True)]
             applied = [RowSum(each.index, each.values / self._collectives.world) for each in rows]
             sent = gradient.rows_of(gradient.index, part)
-            gradient.error_memory.update(sent, applied, gradient.matrix)
+            gradient.memory.update(sent, applied, gradient.matrix)
 
 
 def _like_sent(gradient: BucketGradient, settings: ARCTopKSettings) -> Tensor:
@@ -372,15 +446,5 @@ def _like_sent(gradient: BucketGradient, settings: ARCTopKSettings) -> Tensor:
     return gradient.matrix if RULES[settings.error_feedback].keeps_mean else gradient.tensor
 
 
-def _within(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """``values`` within the range of a type that may be narrower."""
-    if values.dtype == dtype:
-        return values
-    limits = torch.finfo(dtype)
-    return values.clamp(limits.min, limits.max)
-
-
 def _nonfinite_flag(tensor: Tensor) -> float:
-    """0, or NaN where something isn't a number."""
-    low, high = torch.aminmax(tensor)  # one pass, and NaN gets through
-    return float((low - low) + (high - high))
+    return 0.0 if is_finite(tensor) else math.nan

@@ -135,7 +135,7 @@ class DriftBound:
     ) -> None:
         if not is_whole(period, 1, 1 << 20):
             raise OptionError(f"period is {period!r}, wanted an integer, 1 to {1 << 20}")
-        recovery = Recovery.of(max_missing, repair)
+        recovery = Recovery.of(max_missing, repair, exact=True)
         optimizer = steps_of(optimizer, "DriftBound")
         if isinstance(optimizer, ShardedOptimizer):
             raise UnsupportedError(
@@ -235,7 +235,7 @@ class DriftBound:
     def _lay_out(self) -> None:
         """Cuts what there is now into slices. All ranks do so at the same step."""
         holdings = stepped(self._model, self._optimizer, self._wanted_group)
-        self._collectives = Collectives(group_of(holdings), recovery=self._recovery, exact=True)
+        self._collectives = Collectives(group_of(holdings), recovery=self._recovery)
         sources = sources_of(holdings, self._optimizer, state=self._state)
         tensors = [self._tensor(source) for source in sources]
         named = [(source.name, tensor) for source, tensor in zip(sources, tensors, strict=True)]
@@ -278,13 +278,11 @@ class DriftBound:
 
     # ---- a step ----
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        del optimizer, args, kwargs
+    def _before_step(self, *_: Any) -> None:
         self.finish()
 
     @torch.no_grad()
-    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        del optimizer, args, kwargs
+    def _after_step(self, *_: Any) -> None:
         sweep, number = divmod(self.steps, self.period)
         self.steps += 1
         if self._changed(number):

@@ -88,9 +88,8 @@ def _agreements(holdings: Sequence[Holding], group: dist.ProcessGroup | None) ->
     rest of a parameter is of the same whole."""
     if not holdings:  # others may have some
         here = Collectives(group)
-        return [Agreement(here, (), here.group.bound_device_id or torch.device("cpu"))]
-    lines: dict[dist.ProcessGroup, list[str]] = {}
-    devices: dict[dist.ProcessGroup, torch.device] = {}
+        return [Agreement(here, [], here.group.bound_device_id or torch.device("cpu"))]
+    found: dict[dist.ProcessGroup, Agreement] = {}
     for holding in holdings:
         mine = local(holding.parameter)
         whole = f"{holding.name} {holding.parameter.dtype} {list(holding.parameter.shape)}"
@@ -100,9 +99,10 @@ def _agreements(holdings: Sequence[Holding], group: dist.ProcessGroup | None) ->
             (holding.rest, whole),
         ):
             for each in groups:
-                lines.setdefault(each, []).append(line)
-                devices.setdefault(each, mine.device)
-    return [Agreement(Collectives(each), of, devices[each]) for each, of in lines.items()]
+                if each not in found:
+                    found[each] = Agreement(Collectives(each), [], mine.device)
+                found[each].lines.append(line)
+    return list(found.values())
 
 
 def _sum(squares: Sequence[float]) -> float:

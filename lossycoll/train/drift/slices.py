@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final, TypeAlias
 
 import torch
@@ -32,7 +33,6 @@ class ElementRange:
 
 @dataclass(frozen=True)
 class Slices:
-    period: int  # the number of slices
     world: int  # chunks of each: one for each rank
     chunk_bytes: int  # most bytes of a chunk
     chunks: tuple[tuple[ElementRange, ...], ...]
@@ -51,10 +51,8 @@ def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slice
 
     ``sizes`` has elements and bytes of an element by tensor; the bytes divide ALIGN.
     """
-    begins, total = [], 0
-    for elements, itemsize in sizes:
-        begins.append(total)
-        total += round_up(elements * itemsize, ALIGN)
+    rounded = (round_up(elements * itemsize, ALIGN) for elements, itemsize in sizes)
+    *begins, total = accumulate(rounded, initial=0)
     chunk = max(ALIGN, round_up(-(-total // (period * world)), ALIGN))
     chunks: list[list[ElementRange]] = [[] for _ in range(period * world)]
     for tensor, (begin, (elements, itemsize)) in enumerate(zip(begins, sizes, strict=True)):
@@ -64,7 +62,7 @@ def slice_up(sizes: Sequence[tuple[int, int]], period: int, world: int) -> Slice
             end = min(elements, done + (chunk - at) // itemsize)
             chunks[number].append(ElementRange(tensor, done, end, at))
             done = end
-    return Slices(period, world, chunk, tuple(tuple(pieces) for pieces in chunks))
+    return Slices(world, chunk, tuple(tuple(pieces) for pieces in chunks))
 
 
 def slice_owner(number: int, chunk: int, sweep: int, world: int) -> int:

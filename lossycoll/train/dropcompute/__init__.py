@@ -1,6 +1,6 @@
 """DropCompute: stop a late rank's micro-batches and average what is done (docs/dropcompute.md).
 
-``controller`` is what users construct; ``runner`` takes one step from its start to the averaged
-gradients. ``loop`` hands out micro-batches, ``threshold`` has the arguments and decides when to
-stop, ``averaging`` says how gradients are averaged, ``report`` has steps as data.
+``controller`` takes a step from its start to the averaged gradients. ``loop`` hands out
+micro-batches, ``threshold`` has the arguments and decides when to stop, ``averaging`` says how
+gradients are averaged, ``report`` has steps as data.
 """

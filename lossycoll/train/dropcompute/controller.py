@@ -6,26 +6,41 @@ variance reduction" (NeurIPS 2023, arXiv 2306.10598).
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import math
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from lossycoll.errors import MismatchError, PeerLostError, TrainingError
 from lossycoll.simulate.threshold import Choice, Cut
+from lossycoll.train.common.collectives import formed_alike
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
+from lossycoll.train.common.models import weakly
 from lossycoll.train.sharded.optimizer import ShardedOptimizer
 
 from .averaging import averaging_of
 from .loop import BatchSource, MicroBatches, PeekingIterator, RequeueSampler, Stopwatch
-from .report import DropReport
-from .runner import StepRunner
-from .threshold import DropSettings
+from .report import FIELDS, DropReport, StepRecord, StepSums, after_step, pack, unpack
+from .threshold import DropSettings, Table, Threshold
+
+log: Final = logging.getLogger("lossycoll")
 
 T = TypeVar("T")
+
+SHORT_STEPS: Final = 3
+"""Steps of one micro-batch in a row after which a given threshold is reported as too low."""
 
 
 class DropCompute:
@@ -99,19 +114,28 @@ class DropCompute:
             tolerance=tolerance,
             cut=cut,
         )
-        averaging = averaging_of(model, group)
-        lines = as_lines(self._settings.shared())
+        self._averaging = averaging_of(model, group)
+        self._collectives, self._device = self._averaging.collectives, self._averaging.device
         check_same(
-            [Agreement(averaging.collectives, lines, averaging.device)],
+            [Agreement(self._collectives, as_lines(self._settings.shared()), self._device)],
             "DropCompute is made differently",
             "all ranks need the same arguments",
         )
         self._source = BatchSource(micro_batches, requeue)
-        devices = {each.device for each in averaging.parameters if each.is_cuda}
+        devices = {each.device for each in self._averaging.parameters if each.is_cuda}
         if synchronize is None:
             synchronize = bool(devices)
-        watch = Stopwatch(clock, partial(_wait_for_kernels, devices) if synchronize else None)
-        self._runner = StepRunner(self._settings, averaging, self._source, watch)
+        self._watch = Stopwatch(clock, partial(_wait_for_kernels, devices) if synchronize else None)
+        self._threshold = Threshold(self._settings)
+        self._report = DropReport(self._collectives.rank)
+        self._short_steps = 0
+        self._unfinished = False  # whether a rank had more batches when the last step ended
+        self._loop: weakref.ref[MicroBatches[Any]] | None = None  # the loop that began last
+        self._failure: BaseException | None = None  # of the averaging at its end
+        self._no_sync = contextlib.ExitStack()
+        """The open loop's scope, in which backward passes send nothing."""
+        hook = register_optimizer_step_pre_hook(weakly(self._before_step))
+        weakref.finalize(self, hook.remove)
 
     # ---- loops ----
 
@@ -129,7 +153,19 @@ class DropCompute:
             OptionError: ``batches`` is a DataLoader, which would start again with each step.
             TrainingError: The last loop is open or has failed, or its gradients were not cleared.
         """
-        return self._runner.start(batches)
+        self._check_over()
+        self._check_cleared()
+        opened = self._source.open(batches)
+        with contextlib.ExitStack() as no_sync:
+            no_sync.enter_context(self._averaging.no_sync())
+            self._threshold.step_began(self._watch.start())
+            if self._threshold.due:
+                self._measure()
+                self._watch.start()
+            loop = MicroBatches(self, opened)
+            self._no_sync = no_sync.pop_all()
+        self._loop = weakref.ref(loop)
+        return loop
 
     def steps(self, batches: Iterable[T]) -> Iterator[MicroBatches[T]]:
         """Iterate over steps until no rank has any ``batches`` left::
@@ -153,7 +189,7 @@ class DropCompute:
             loop = self(source)
             yield loop
             loop.close()
-            unfinished = self._runner.unfinished
+            unfinished = self._unfinished
 
     def sampler(self, batches: Any) -> RequeueSampler:
         """Return a batch sampler whose epochs begin with the last epoch's unfinished batches.
@@ -186,26 +222,31 @@ class DropCompute:
     @property
     def threshold(self) -> float:
         """Seconds of compute in a step; inf while nothing is dropped."""
-        return self._runner.threshold.seconds
+        return self._threshold.seconds
 
     @property
     def choice(self) -> Choice | None:
         """The last measured threshold and its predicted effect, from
         :func:`lossycoll.simulate.choose`; None before it."""
-        return self._runner.threshold.choice
+        return self._threshold.choice
 
     def measure_again(self) -> None:
         """Make all ranks measure the threshold again, starting with the step after the next.
 
         Any rank may call this. A fixed threshold stays.
         """
-        self._runner.threshold.request()
+        self._threshold.request()
 
     # ---- the report ----
 
     def report(self) -> DropReport:
         """This rank's steps so far."""
-        return self._runner.report()
+        return replace(
+            self._report,
+            threshold=self._threshold.seconds,
+            choices=self._threshold.choices,
+            clock_jumps=self._watch.jumps,
+        )
 
     def gather_report(self) -> list[DropReport]:
         """Return the reports of all ranks but the lost ones, without their last steps.
@@ -215,7 +256,174 @@ class DropCompute:
         Returns:
             The reports, in the order of the ranks.
         """
-        return self._runner.gather_report()
+        rows = self._gather(pack(self.report()))
+        return [unpack(rank, row) for rank, row in enumerate(rows) if row.any()]
+
+    # ---- the start of a step ----
+
+    def _check_over(self) -> None:
+        """Raises TrainingError if a loop is open; or for a failure, once.
+
+        It is asked when the next loop begins, and when any optimizer steps that has a parameter
+        whose gradient is averaged.
+        """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise TrainingError(
+                f"{self._collectives}: the last step's gradients could not be averaged when its "
+                f"loop was left: {failure}"
+            ) from failure
+        if self._is_open():
+            raise TrainingError(
+                f"{self._collectives}: the loop over micro-batches isn't over, so gradients aren't "
+                f"averaged yet; call optimizer.step() after it, and the next loop after that. If "
+                f"it was left by break while something else still holds its iterator, other ranks "
+                f"wait for this one: leave it by `with drop(batches) as step: for batch in step:`"
+            )
+
+    def _is_open(self) -> bool:
+        loop = None if self._loop is None else self._loop()
+        return loop is not None and not loop.over
+
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if self._failure is None and not self._is_open():
+            return
+        if optimizer is not self._averaging.optimizer:
+            ours = {id(parameter) for parameter in self._averaging.parameters}
+            stepped = (p for entry in optimizer.param_groups for p in entry["params"])
+            if not any(id(parameter) in ours for parameter in stepped):
+                return
+        self._check_over()
+
+    def _check_cleared(self) -> None:
+        """Raises TrainingError if the gradients are still those of the last step: they would be
+        averaged, and divided by the count, again."""
+        if self._settings.fixed_divisor:
+            return
+        grads = (parameter.grad for parameter in self._averaging.parameters)
+        for grad in (grad for grad in grads if grad is not None):
+            if grad.layout is torch.strided:
+                if grad.any():
+                    raise TrainingError(
+                        f"{self._collectives}: a loop over micro-batches begins with gradients "
+                        f"that aren't 0, but divides all of them by the number completed in it; "
+                        f"call optimizer.zero_grad() between loops, or use divisor='fixed'"
+                    )
+                return
+
+    def _measure(self) -> None:
+        """Takes the threshold from what all ranks have measured."""
+        try:
+            tables = self._gather(self._threshold.table())
+        except PeerLostError as error:
+            if not self._collectives.continues_after(error):
+                raise
+            self._threshold.restart()  # and so do the others, whether they know of the loss or not
+            return
+        if self._threshold.adopt(tables) and self._collectives.rank == 0:
+            choice = self._threshold.choice
+            assert choice is not None
+            log.info(
+                "%s: DropCompute's threshold is %.4g s: %.1f%% dropped, %.3g times as many "
+                "micro-batches a second",
+                self._collectives, choice.threshold, 100 * choice.drop_rate, choice.speedup,
+            )  # fmt: skip
+
+    # ---- the end of a step ----
+
+    def _loop_ended(self, record: StepRecord) -> None:
+        self._no_sync.close()
+        self._source.close(record)
+        self._threshold.step_ended(record.laps)
+        addends = StepSums(
+            completed=record.completed,
+            dropped=record.dropped,
+            outdated=self._threshold.outdated,
+            warm_up_left=self._threshold.warm_up_left,
+            warm_up_left_squared=self._threshold.warm_up_left**2,
+            threshold=_finite(self._threshold.seconds),
+            unfinished=self._source.has_more(),
+        )
+        sums, ranks, factor = self._average(addends)
+        self._report = after_step(self._report, record, sums, factor)
+        self._unfinished = sums.unfinished > 0
+        if self._threshold.measured:
+            self._follow_up(sums, ranks)
+        else:
+            self._warn_of_short_steps(record)
+
+    def _average(self, addends: StepSums) -> tuple[StepSums, int, float]:
+        """The sums, the number of ranks that took part, and the factor of the gradients' mean."""
+        group = self._collectives
+        own = addends.pack(self._averaging.grad_flags).to(self._device)
+        packed, before = own.clone(), group.survivors
+        # The sums are submitted first and needed last, so they cost no time of their own.
+        self._averaging.average(lambda: group.all_reduce(packed)).wait()
+        # Where the packet's owner dies meanwhile, a sum of floats is what each rank has by itself.
+        packed = formed_alike(
+            [group],
+            self._device,
+            lambda: group.summed(own.clone()),
+            "to add up the completed micro-batches, so ranks would scale gradients differently; "
+            "restart with those that are left",
+            (packed, [before]),
+        )
+        ranks = group.survivors
+        # After the loss of a rank a sum of floats is the survivors' mean, times the world.
+        sums = StepSums.unpack(packed, ranks / group.world)
+        factor = self._factor(sums.completed, ranks)
+        self._averaging.finish(packed[FIELDS:], factor)
+        return sums, ranks, factor
+
+    def _factor(self, completed: float, ranks: int) -> float:
+        """Turns the mean, which is 1 / (M N) of the sum of the gradients of M micro-batches of N
+        ranks, into that sum over the number ``completed``."""
+        if self._settings.fixed_divisor or not completed:
+            return 1.0
+        return self._settings.micro_batches * ranks / completed
+
+    def _follow_up(self, sums: StepSums, ranks: int) -> None:
+        if sums.outdated or sums.warm_up_differs(ranks):
+            # Warm-ups differ where a rank was lost while the ranks exchanged their tables.
+            self._threshold.restart()
+            log.info(
+                "%s: compute times have changed, the threshold is measured again",
+                self._collectives,
+            )
+            return
+        own, agreed = _finite(self._threshold.seconds), sums.threshold / ranks
+        if abs(agreed - own) > 1e-6 * own:
+            raise MismatchError(
+                f"{self._collectives}: the threshold is {own:.9g} s here and {agreed:.9g} s on "
+                f"average over the ranks, of the same measured times; wanted: the same version of "
+                f"lossycoll and of numpy on all ranks"
+            )
+
+    def _warn_of_short_steps(self, record: StepRecord) -> None:
+        """A given threshold may be less than one micro-batch takes."""
+        short = record.stopped and len(record.laps) == 1
+        self._short_steps = self._short_steps + 1 if short else 0
+        if self._short_steps == SHORT_STEPS:
+            log.warning(
+                "%s: one micro-batch takes %.3g s, longer than the threshold of %.3g s of "
+                "DropCompute: it is the only one of %d in each step; wanted: a threshold above "
+                "that of a few micro-batches, or 'auto'",
+                self._collectives, record.laps[0], self._threshold.seconds,
+                self._settings.micro_batches,
+            )  # fmt: skip
+
+    def _gather(self, own: Table) -> Table:
+        """Every rank's table, (world, ...), zeros for a lost rank: sums of their bits, as integers,
+        lose nothing. A gather needs all ranks, and raises where one is lost."""
+        bits = torch.zeros((self._collectives.world, *own.shape), dtype=torch.int64, device="cpu")
+        bits[self._collectives.rank] = torch.from_numpy(own.view(np.int64))
+        found = self._collectives.summed(bits.to(self._device)).cpu().numpy()
+        return found.view(np.float64)
+
+
+def _finite(seconds: float) -> float:
+    """``seconds`` as ranks add them up."""
+    return seconds if math.isfinite(seconds) else 0.0
 
 
 def _wait_for_kernels(devices: Collection[torch.device]) -> None:

@@ -21,7 +21,7 @@ from lossycoll.train.sharded.backward_pass import GradStamp
 from .report import StepRecord
 
 if TYPE_CHECKING:
-    from .runner import StepRunner
+    from .controller import DropCompute
 
 
 class Stopwatch:
@@ -85,21 +85,16 @@ class MicroBatches(Generic[T]):
     these. A micro-batch is completed when the gradient of a parameter has changed.
     """
 
-    def __init__(self, runner: StepRunner, batches: Iterator[T]) -> None:
-        self._runner = runner
+    def __init__(self, drop: DropCompute, batches: Iterator[T]) -> None:
+        self._drop = drop
         self._batches = batches
-        self._most = runner.settings.micro_batches
-        self._threshold = runner.threshold.seconds
-        self._watch = runner.watch
-        self._parameters = runner.averaging.parameters
+        self._record = StepRecord(drop._source.wanted)
+        self._threshold = drop.threshold
+        self._watch = drop._watch
+        self._parameters = drop._averaging.parameters
         self._stamps: list[GradStamp] = []
         self._pending: list[T] = []
         self._thread = threading.get_ident()
-        self._completed = 0
-        self._stopped = False
-        self.laps: list[float] = []  # seconds of each micro-batch that was handed out
-        self.returned: list[T] = []
-        """The last micro-batch, if it was left before its backward pass for being late."""
         self.over = False
 
     def __iter__(self) -> MicroBatches[T]:
@@ -109,7 +104,7 @@ class MicroBatches(Generic[T]):
         if self.over:
             raise StopIteration
         self._finish_pending()
-        if len(self.laps) < self._most and not self._stopped:
+        if self._has_room and not self._record.stopped:
             for batch in self._batches:
                 self._stamps = [GradStamp(parameter.grad) for parameter in self._parameters]
                 self._pending = [batch]
@@ -131,7 +126,7 @@ class MicroBatches(Generic[T]):
                     continue  # ends the loop
                 value.backward()
         """
-        return bool(self.laps) and self._watch.passed() > self._threshold
+        return bool(self._record.laps) and self._watch.passed() > self._threshold
 
     def __enter__(self) -> MicroBatches[T]:
         return self
@@ -152,12 +147,11 @@ class MicroBatches(Generic[T]):
             return
         self._finish_pending()
         self.over = True
-        self._runner.loop_ended(self)
+        self._drop._loop_ended(self._record)
 
-    def record(self, wanted: int) -> StepRecord:
-        return StepRecord(
-            tuple(self.laps), self._completed, len(self.returned), wanted, self._stopped
-        )
+    @property
+    def _has_room(self) -> bool:
+        return len(self._record.laps) < self._drop.micro_batches
 
     def _close_quietly(self) -> None:
         """Where an error can't be raised, or another one is on its way."""
@@ -167,24 +161,24 @@ class MicroBatches(Generic[T]):
                 raise RuntimeError("the loop over micro-batches was given up in another thread")
             self.close()
         except BaseException as error:
-            self._runner.failure = error
+            self._drop._failure = error
 
     def _finish_pending(self) -> None:
         """Finds out what became of the micro-batch that was handed out last."""
         if not self._pending:
             return
-        pending, self._pending = self._pending, []
-        self.laps.append(self._watch.lap())
+        record, pending, self._pending = self._record, self._pending, []
+        record.laps.append(self._watch.lap())
         late = self._watch.elapsed > self._threshold
         grads = [parameter.grad for parameter in self._parameters]
         pairs = zip(self._stamps, grads, strict=True)
         if any(grad is not None and not mark.fits(grad) for mark, grad in pairs):
-            self._completed += 1
+            record.completed += 1
         elif late:
-            self.returned = pending
-        if not self.returned:
-            self._runner.source.used_one()
-        self._stopped = late and (len(self.laps) < self._most or bool(self.returned))
+            record.returned = pending
+        if not record.returned:
+            self._drop._source.used_one()
+        record.stopped = late and (self._has_room or bool(record.returned))
         self._stamps = []
 
 
@@ -314,10 +308,10 @@ class BatchSource:
         for sampler in self._samplers:
             sampler.done()
 
-    def close(self, record: StepRecord, returned: Sequence[Any]) -> None:
-        """Ends the step and keeps what is to come again; ``returned`` was left for being late."""
+    def close(self, record: StepRecord) -> None:
+        """Ends the step and keeps what is to come again."""
         if self._listed is None:
-            self._returned = returned
+            self._returned = record.returned
         else:
             self.dropped = self._listed[record.used :]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields, replace
-from typing import Any, Final
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -15,20 +14,21 @@ from torch import Tensor
 from .threshold import Table
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRecord:
-    laps: Sequence[float]  # seconds of each micro-batch that was handed out
-    completed: int  # micro-batches whose backward pass added to a gradient
-    returned: int
-    """1 if the last micro-batch was left before its backward pass because it was late, else 0. It
-    counts as dropped, and comes again."""
     wanted: int  # micro-batches of a full step of this rank
-    stopped: bool  # whether the threshold ended the step
+    laps: list[float] = field(default_factory=list)
+    """Seconds of each micro-batch that was handed out."""
+    completed: int = 0  # micro-batches whose backward pass added to a gradient
+    returned: list[Any] = field(default_factory=list)
+    """The last micro-batch, if it was left before its backward pass for being late. It counts as
+    dropped, and comes again."""
+    stopped: bool = False  # whether the threshold ended the step
 
     @property
     def used(self) -> int:
         """Micro-batches that do not come again."""
-        return len(self.laps) - self.returned
+        return len(self.laps) - len(self.returned)
 
     @property
     def dropped(self) -> int:
@@ -51,8 +51,7 @@ class StepRecord:
         return self.dropped * (statistics.median_low(self.laps) if self.laps else 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class StepSums:
+class StepSums(NamedTuple):
     """The ranks' sums at the end of a step: one rank's addends, or the totals over all ranks."""
 
     completed: float  # micro-batches
@@ -65,7 +64,7 @@ class StepSums:
     unfinished: float  # ranks that have more batches
 
     def pack(self, grad_flags: Tensor) -> Tensor:
-        sums = torch.tensor(astuple(self), dtype=torch.float64, device="cpu")
+        sums = torch.tensor(self, dtype=torch.float64, device="cpu")
         return torch.cat([sums, grad_flags])
 
     @classmethod
@@ -77,7 +76,7 @@ class StepSums:
         return self.warm_up_left_squared / ranks - mean * mean > 1e-6
 
 
-FIELDS: Final = len(fields(StepSums))  # elements of a packed StepSums, before the flags
+FIELDS: Final = len(StepSums._fields)  # elements of a packed StepSums, before the flags
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +141,15 @@ class DropReport:
         return self.total_dropped / wanted if wanted else 0.0
 
 
+OF_A_STEP: Final = ("completed", "dropped", "skipped", "seconds", "saved")
+
+
 def after_step(report: DropReport, record: StepRecord, sums: StepSums, factor: float) -> DropReport:
     completed, dropped = round(sums.completed), round(sums.dropped)
     return replace(
         report,
         steps=report.steps + 1,
-        completed=report.completed + record.completed,
-        dropped=report.dropped + record.dropped,
-        skipped=report.skipped + record.skipped,
-        seconds=report.seconds + record.seconds,
-        saved=report.saved + record.saved,
+        **{name: getattr(report, name) + getattr(record, name) for name in OF_A_STEP},
         total_completed=report.total_completed + completed,
         total_dropped=report.total_dropped + dropped,
         last=DropStep(

@@ -93,7 +93,7 @@ class ShardBackup:
         return self._copy
 
     def _begin(self) -> None:
-        skeleton, array = packed(self.own().to_plain())
+        skeleton, array = packed(self.own())
         mine = [byte_tensor(skeleton), torch.from_numpy(array)]
         sizes = torch.tensor([part.numel() for part in mine], device="cpu")
         theirs = torch.zeros_like(sizes)
@@ -121,8 +121,7 @@ class ShardBackup:
         if not all(work.is_success() for work in pending.works):
             return
         skeleton, data = pending.room
-        plain = unpacked(skeleton.numpy().tobytes(), data.numpy())
-        self._copy = ShardState.of_plain(plain)
+        self._copy = ShardState.of_plain(unpacked(skeleton.numpy().tobytes(), data.numpy()))
 
 
 @dataclass(frozen=True)
@@ -154,12 +153,11 @@ def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> lis
             mine = [one for one in (backup.own(), backup.neighbours()) if one is not None]
         except Exception as error:  # as of a tensor that can't be copied: all ranks hear of it
             failure = f"{type(error).__name__}: {error}"
-    rank, world = dist.get_rank(group), dist.get_world_size(group)
     labels = torch.full((2, 4), FAILED if failure else NOTHING, device="cpu")
     for at, one in enumerate(mine):
         labels[at] = torch.tensor(one.label, device="cpu")
     with reliable():
-        table = [torch.zeros_like(labels) for _ in range(world)]
+        table = [torch.zeros_like(labels) for _ in range(dist.get_world_size(group))]
         dist.all_gather(table, labels, group=group)
         rows = [row.tolist() for row in table]
         failed = [at for at, row in enumerate(rows) if row[0][0] == FAILED]
@@ -167,8 +165,8 @@ def gathered(backup: ShardBackup | None, group: dist.ProcessGroup | None) -> lis
             raise CheckpointError(f"ranks {failed} can't tell their shards' state: {failure}")
         out = []
         for at, which in chosen(rows):
-            state = mine[which].to_plain if at == rank else list
-            out.append(ShardState.of_plain(unpacked(*state_from(at, state, group))))
+            state = state_from(at, lambda which=which: mine[which], group)  # type: ignore[misc]
+            out.append(ShardState.of_plain(unpacked(*state)))
         return out
 
 

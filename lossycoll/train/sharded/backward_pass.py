@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,7 +18,7 @@ from torch.nn import Parameter
 from lossycoll.errors import TrainingError
 from lossycoll.train.common.collectives import Collectives
 
-from .refusals import owners_needed
+from .parameter_store import owners_needed
 
 if TYPE_CHECKING:
     from .gradient_reducer import GradientReducer
@@ -127,16 +127,6 @@ class PassStatus:
     def bad(self) -> tuple[int, ...]:
         """Ranks with a bad gradient."""
         return tuple(self.is_bad.nonzero().flatten().tolist())
-
-
-def pass_number() -> int:
-    """Autograd's number of the backward pass that this code runs in."""
-    return torch._C._current_graph_task_id()
-
-
-def at_end(callback: Callable[[], None]) -> None:
-    engine: Any = torch.autograd.Variable._execution_engine
-    engine.queue_callback(callback)
 
 
 def is_nested() -> bool:

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,18 +24,16 @@ from torch.optim import Optimizer
 from lossycoll.errors import CheckpointError
 from lossycoll.train.common.layout import BucketMember, Fragment
 
-from .parameter_store import OwnedFragment, ParameterStore, options
-from .refusals import owners_needed
+from .parameter_store import OwnedFragment, ParameterStore, options, owners_needed
 
 State = dict[str, Any]
 log: Final = logging.getLogger("lossycoll")
 
 
-@dataclass(frozen=True)
-class FragmentState:
+class FragmentState(NamedTuple):
     """The optimizer's state of one fragment, as one rank sends it to another."""
 
-    index: int  # index of the model's parameter
+    parameter: int  # its index in the model
     begin: int  # the first of its elements, in the order of memory
     end: int  # after the last of its elements
     state: State  # by name, tensors on the CPU
@@ -47,8 +45,7 @@ class FragmentState:
         return each and (length > 1 or key in elementwise)
 
 
-@dataclass(frozen=True)
-class ShardState:
+class ShardState(NamedTuple):
     """The state that one rank of a group has alone."""
 
     era: int  # how often shards had been restored before that group was made
@@ -60,28 +57,25 @@ class ShardState:
     options: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def label(self) -> tuple[int, int, int, int]:
-        return self.era, self.world, self.rank, self.steps
-
-    def to_plain(self) -> list[Any]:
-        fragments = [[one.index, one.begin, one.end, one.state] for one in self.fragments]
-        return [*self.label, fragments, [dict(one) for one in self.options]]
+    def label(self) -> tuple[int, ...]:
+        return self[:4]
 
     @classmethod
     def of_plain(cls, plain: Any) -> ShardState:
+        """The state that a peer has sent as a tuple."""
         try:
-            *label, fragments, options = plain
-            era, world, rank, steps = label
-            states = tuple(FragmentState(*one) for one in fragments)
+            found = cls(*plain)
+            states = tuple(FragmentState(*one) for one in found.fragments)
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"no state of a shard: {error}") from None
-        numbers = [era, world, rank, steps, *(n for s in states for n in (s.index, s.begin, s.end))]
-        sound = all(type(number) is int and number >= 0 for number in numbers) and rank < world
-        sound = sound and all(one.begin <= one.end for one in states)
+        numbers = [*found.label, *(number for state in states for number in state[:3])]
+        sound = all(type(number) is int and number >= 0 for number in numbers)
+        sound = sound and found.rank < found.world and all(one.begin <= one.end for one in states)
         sound = sound and all(isinstance(one.state, dict) for one in states)
-        if not (sound and isinstance(options, list) and all(isinstance(o, dict) for o in options)):
-            raise CheckpointError(f"no state of a shard: {numbers[:4]}")
-        return cls(era, world, rank, steps, states, tuple(options))
+        sound = sound and isinstance(found.options, tuple)
+        if not (sound and all(isinstance(one, dict) for one in found.options)):
+            raise CheckpointError(f"no state of a shard: {found.label}")
+        return found._replace(fragments=states)
 
 
 RESIDUALS: Final = "error_feedback"
@@ -106,8 +100,8 @@ def assembled(store: ParameterStore, states: Iterable[FragmentState]) -> dict[Te
     by_index: dict[int, list[FragmentState]] = {}
     elementwise = set(store.elementwise)
     for each in states:
-        by_index.setdefault(each.index, []).append(each)
-        if not store.whole:
+        by_index.setdefault(each.parameter, []).append(each)
+        if not store.settings.whole:
             elementwise |= {key for key in each.state if each.has_elements(key, elementwise)}
     members = {m.index: m for shard in store.shards for m in shard.bucket.members}
     out: dict[Tensor, State] = {}
@@ -126,7 +120,7 @@ def assembled(store: ParameterStore, states: Iterable[FragmentState]) -> dict[Te
                 store.names[index],
             )
             continue
-        out[store.model[index]] = joined(member, found, elementwise, whole=store.whole)
+        out[store.model[index]] = joined(member, found, elementwise, whole=store.settings.whole)
     return out
 
 
@@ -246,7 +240,7 @@ def read(state_dict: Mapping[str, Any], store: ParameterStore) -> Checkpoint:
     for index, (parameter, name) in enumerate(zip(store.model, store.names, strict=True)):
         shape = tuple(parameter.shape)
         # Of whole parameters nothing tells which shape their state has: a factor's, maybe.
-        if not store.whole:
+        if not store.settings.whole:
             check_state(states.get(parameter, {}), shape, elementwise, name)
         value = lost.get(numbers[parameter])
         if value is None:

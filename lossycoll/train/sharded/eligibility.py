@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
@@ -23,7 +23,7 @@ from lossycoll.backend.tensors import DTYPES
 from lossycoll.devices.registry import is_served
 from lossycoll.errors import UnsupportedError
 from lossycoll.train.common.collectives import Collectives
-from lossycoll.train.common.layout import ParameterSpec, contiguous, is_dense
+from lossycoll.train.common.layout import ParameterSpec, is_dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,8 @@ class NamedParameter:
     def __str__(self) -> str:
         """What all ranks must have alike of it."""
         own = self.spec
-        stride = own.stride if is_dense(own.shape, own.stride) else contiguous(own.shape)
         return (
-            f"{self.name}: {self.parameter.dtype}, shape {own.shape}, strides {stride}, "
+            f"{self.name}: {self.parameter.dtype}, shape {own.shape}, strides {own.stride}, "
             f"group {self.group}"
         )
 
@@ -99,8 +98,11 @@ def _why_not(parameter: Tensor, *, lossy: bool) -> str:
 
 def spec(parameter: Tensor, group: int) -> ParameterSpec:
     """A parameter as data for the layout; numbered parameter groups share no bucket."""
+    shape, stride = tuple(parameter.shape), parameter.stride()
+    if not is_dense(parameter):
+        stride = torch.empty(shape, device="meta").stride()
     key = (group, parameter.dtype, parameter.device)
-    return ParameterSpec(tuple(parameter.shape), parameter.stride(), parameter.element_size(), key)
+    return ParameterSpec(shape, stride, parameter.element_size(), key)
 
 
 SHAPE: Final = (6, 8)
@@ -122,25 +124,18 @@ class _StepError(Exception):
     """An optimizer's step has raised."""
 
 
+@dataclass
 class Trial:
     """Trial of an optimizer on parts of a small matrix in host memory: how may it be sharded?
 
     Neither the global random state nor ``options`` are touched. What the optimizer's constructor
-    raises passes through. ``group``: a parameter group's options.
+    raises passes through.
     """
 
-    def __init__(
-        self,
-        optimizer_class: Callable[..., torch.optim.Optimizer],
-        options: Mapping[str, Any],
-        where: str,
-        group: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._name = getattr(optimizer_class, "__name__", str(optimizer_class))
-        self._class = optimizer_class
-        self._options = options
-        self._where = where
-        self._group = dict(group or {})
+    optimizer_class: Callable[..., torch.optim.Optimizer]
+    options: Mapping[str, Any]
+    where: str  # begins errors
+    group: Mapping[str, Any] = field(default_factory=dict)  # a parameter group's options
 
     def elementwise_state(self) -> frozenset[str]:
         """The names of the state that has an entry for each element (``exp_avg``, say).
@@ -150,7 +145,7 @@ class Trial:
             whole, joined, optimizer = self._cut()
             rate = optimizer.param_groups[0].get("lr")
             if _is_still(whole) and isinstance(rate, float | int | Tensor):
-                self._group["lr"] = rate * 0 + TRIAL_RATE
+                self.group = {**self.group, "lr": rate * 0 + TRIAL_RATE}
                 whole, joined, optimizer = self._cut()
         strays = [key for key in optimizer.state if not isinstance(key, Tensor)]
         if strays:
@@ -173,11 +168,11 @@ class Trial:
                 together, optimizer = self._stepped(halves)
                 alone = [self._stepped([half])[0][0] for half in halves]
         except _StepError as error:
-            raise UnsupportedError(f"{self._where}: {self._name}: {error}") from error
+            raise UnsupportedError(f"{self._who}: {error}") from error
         pairs = zip(together, alone, strict=True)
         if not all(torch.allclose(one, other, rtol=TOLERANCE) for one, other in pairs):
             raise UnsupportedError(
-                f"{self._where}: {self._name} steps two matrices otherwise than each for itself, "
+                f"{self._who} steps two matrices otherwise than each for itself, "
                 f"so ranks can't share them out; use DistributedDataParallel with this optimizer"
             )
         return _shaped(optimizer)
@@ -204,8 +199,8 @@ class Trial:
         torch.default_generator.manual_seed(0)  # the CPU's alone: those of devices aren't put back
         values, grads = _inputs()
         parameters = [Parameter(part(values).clone()) for part in parts]
-        written, defaults = _on_host(self._group, self._options)
-        optimizer = self._class([{**written, "params": parameters}], **defaults)
+        written, defaults = _on_host(self.group, self.options)
+        optimizer = self.optimizer_class([{**written, "params": parameters}], **defaults)
         try:
             for grad in grads:
                 for parameter, part in zip(parameters, parts, strict=True):
@@ -215,9 +210,14 @@ class Trial:
             raise _StepError(f"a plain step() of it raises: {error}") from error
         return [each.detach() for each in parameters], optimizer
 
+    @property
+    def _who(self) -> str:
+        name = getattr(self.optimizer_class, "__name__", str(self.optimizer_class))
+        return f"{self.where}: {name}"
+
     def _refusal(self, what: str) -> UnsupportedError:
         return UnsupportedError(
-            f"{self._where}: {self._name} is not element-wise, as far as a trial on a small matrix "
+            f"{self._who} is not element-wise, as far as a trial on a small matrix "
             f"shows: {what}. ShardedOptimizer has each rank step flat fragments of parameters, "
             f"which is the same only if each element's step depends on that element alone (SGD, "
             f"Adam, AdamW, ... do); use such an optimizer, whole=True, which deals whole "

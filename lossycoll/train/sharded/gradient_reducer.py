@@ -10,32 +10,37 @@ known: it takes longer to come, and doesn't wait for the bucket to be sent.
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import Parameter
 
 from lossycoll.errors import OptionError, PeerLostError, TrainingError, UnsupportedError
-from lossycoll.train.common.collectives import Collectives, ReportedMean, Work, wait_all
+from lossycoll.train.common.collectives import (
+    Collectives,
+    ReportedMean,
+    Work,
+    check_all_took_part,
+    wait_all,
+)
+from lossycoll.train.common.models import is_finite, weakly
 from lossycoll.train.compress.arc_topk import ARCTopKState
 
 from .backward_pass import (
     GradStamp,
     PassStatus,
     ReducerOrder,
-    at_end,
     is_nested,
     orders,
-    pass_number,
 )
-from .parameter_store import ParameterStore, Shard
+from .parameter_store import REMEDY, ParameterStore, Place, Shard, owners_needed
 from .parameter_sync import ParameterSync
-from .refusals import check_owners, owners_needed
 
 
 class Compressor:
@@ -55,20 +60,18 @@ class Compressor:
         self._collectives = collectives
         self._reduced = False
 
-    def start(self, shard: Shard, model: Sequence[Tensor]) -> Work:
+    def start(self, shard: Shard) -> Work:
         """Starts the compressed mean of a bucket, of which ``own_grads`` gets this rank's chunk."""
-        keys = self._state.keys(model[member.index] for member in shard.bucket.members)
+        keys = self._state.keys(place.parameter for place in shard.places)
 
         def work() -> None:
-            self._state.reduce(keys, shard.views, shard.grads, hold=True)
+            self._state.reduce(keys, [place.grad for place in shard.places], shard.grads, hold=True)
             shard.own_grads.copy_(
                 shard.grads.chunk(self._collectives.world)[self._collectives.rank]
             )
 
         with self._collectives.delivery():
-            if shard.grads.is_cpu:
-                return _Future(self._state.start(work))
-            return _Future(_done_here(work))
+            return _Future(self._state._run(work, on_host=shard.grads.is_cpu))
 
     def check_taken(self) -> None:
         """Raises TrainingError if no step was taken with the last pass, and nobody has said that
@@ -97,57 +100,12 @@ class Compressor:
         self._reduced = False
 
 
-def _done_here(work: Callable[[], None]) -> Future[None]:
-    """Where kernels are queued. An error comes from the wait, as another thread's would: so all
-    buckets have been started when it does."""
-    done: Future[None] = Future()
-    try:
-        work()
-    except Exception as error:
-        done.set_exception(error)
-    else:
-        done.set_result(None)
-    return done
-
-
+@dataclass(frozen=True)
 class _Future:
-    def __init__(self, future: Future[None]) -> None:
-        self._future = future
+    future: Future[None]
 
     def wait(self) -> None:
-        self._future.result()
-
-
-class Residual:
-    """Error feedback of one bucket: lost gradients, which are sent with the next ones.
-
-    The mean of what arrives is unbiased but noisier than that of all, by (1 - p^N) / (1 - p). Here
-    what is lost counts as zero, and its sender, to whom it is reported, adds it to its next
-    gradient, and so what encodings round off: error-feedback SGD (Seide et al., Interspeech 2014;
-    Karimireddy et al., arXiv 1901.09847) with the network as the compressor. The residual is
-    without a GradScaler's scale, which is known only at a step: it is sent with the expected one.
-    """
-
-    def __init__(self, shard: Shard) -> None:
-        self.values = torch.zeros_like(shard.grads)
-        self.views = [member.view(self.values) for member in shard.bucket.members]
-
-    def keep(
-        self, missed: Tensor | None, present: Sequence[bool], scales: tuple[float, float]
-    ) -> None:
-        """Takes what was lost of this rank's contribution, ``missed`` (size,), for the next pass.
-
-        ``present``: which members had a gradient; the others' residual, of which zeros were sent,
-        stays. ``scales``: the one that it was sent with, and the right one.
-        """
-        pairs = zip(self.views, present, strict=True)
-        absent = [(view, view.clone()) for view, was_there in pairs if not was_there]
-        added, scale = scales
-        self.values.mul_(1 - added / scale)
-        for view, before in absent:
-            view.copy_(before)
-        if missed is not None:
-            self.values.add_(missed, alpha=1 / scale)
+        self.future.result()
 
 
 @dataclass(eq=False)
@@ -155,8 +113,16 @@ class _BucketState:
     """A bucket, and how far the last backward pass has come with it."""
 
     shard: Shard
-    residual: Residual | None  # with error feedback, what is still to be sent of the bucket
-    missing: int = 0  # parameters without a gradient so far
+    residual: Tensor | None = None
+    """With error feedback, lost gradients, float (size,), which are sent with the next ones.
+
+    The mean of what arrives is unbiased but noisier than that of all, by (1 - p^N) / (1 - p). Here
+    what is lost counts as zero, and its sender, to whom it is reported, adds it to its next
+    gradient, and so what encodings round off: error-feedback SGD (Seide et al., Interspeech 2014;
+    Karimireddy et al., arXiv 1901.09847) with the network as the compressor. The residual is
+    without a GradScaler's scale, which is known only at a step: it is sent with the expected one.
+    """
+    missing: set[Place] = field(default_factory=set)  # those without a gradient so far
     work: Work | None = None  # the collective, once it has started
     report: ReportedMean | None = None
     """With error feedback, the collective until its losses have been added to the residual."""
@@ -181,20 +147,17 @@ class GradientReducer:
         self._collectives = collectives = store.collectives
         self._store = store
         self._parameter_sync = parameter_sync
-        self._finished = weakref.WeakMethod(finished)  # or it would live until cycles are collected
+        self._finished = weakly(finished)  # or it would live until cycles are collected
         self.feedback = feedback
         self._compression = None if compression is None else Compressor(compression, collectives)
         self._order = orders.setdefault(collectives.group, ReducerOrder())
         self._model = store.model
         self._buckets: list[_BucketState] = []
-        self._places: dict[int, tuple[int, int]] = {}  # bucket and position there, by index
         self.scale = 1.0  # the scale that a GradScaler is expected to have in the next pass
         self._sync = True
         self._armed: int | None = None  # the number of the backward pass that calls :meth:`end`
         self.is_open = False
         self._launched = 0  # buckets that have started in this pass: the first ones
-        self._seen: set[int] = set()
-        """Indices of the parameters whose gradients were copied in this pass."""
         self._status = PassStatus(collectives.world, 0)
         self._status_work: Work | None = None  # the collective of the status, once it has started
         self._sent: dict[int, GradStamp] = {}
@@ -206,14 +169,17 @@ class GradientReducer:
     def watch(self, shards: Sequence[Shard]) -> None:
         """Adds buckets of parameters; not during a pass."""
         for shard in shards:
-            residual = Residual(shard) if self.feedback else None
-            self._buckets.append(_BucketState(shard, residual))
-            for position, member in enumerate(shard.bucket.members):
+            bucket = _BucketState(shard)
+            if self.feedback:
+                bucket.residual = torch.zeros_like(shard.grads)
+                for member, place in zip(shard.bucket.members, shard.places, strict=True):
+                    place.residual = member.view(bucket.residual)
+            self._buckets.append(bucket)
+            for position, place in enumerate(shard.places):
                 # What isn't in the last pass has no gradient there.
-                self._sent[member.index] = GradStamp(None)
-                self._places[member.index] = (len(self._buckets) - 1, position)
-                hook = partial(_on_gradient, weakref.ref(self), member.index)
-                self._model[member.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                self._sent[place.index] = GradStamp(None)
+                ready = partial(weakly(self.ready), len(self._buckets) - 1, position)
+                place.parameter.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -227,22 +193,20 @@ class GradientReducer:
     # ---- a backward pass ----
 
     @torch.no_grad()
-    def ready(self, index: int) -> None:
-        number, position = self._places[index]
+    def ready(self, number: int, position: int, _: Parameter) -> None:
         bucket = self._buckets[number]
-        if not self._sync or not bucket.shard.holds(position, self._model[index]):
+        place = bucket.shard.places[position]
+        if not self._sync or not place.is_held():
             return  # another optimizer has it now; step() tells whoever doesn't know
         self._enter_pass()
         if number < self._launched:
             raise TrainingError(
-                f"{self._collectives}: {self._store.names[index]} got its gradient in two parts "
-                f"during one backward pass, the second after its bucket had been sent; is it used "
-                f"inside and outside of a checkpointed block? use_reentrant=False makes it one part"
+                f"{self._collectives}: {self._store.names[place.index]} got its gradient in two "
+                f"parts during one backward pass, the second after its bucket had been sent; is it "
+                f"used inside and outside of a checkpointed block? use_reentrant=False makes it "
+                f"one part"
             )
-        self._copy(index)
-        if index not in self._seen:
-            self._seen.add(index)
-            bucket.missing -= 1
+        self._copy(bucket, place)
         if not self._order.is_single:
             return
         with owners_needed():
@@ -251,14 +215,15 @@ class GradientReducer:
 
     def _enter_pass(self) -> None:
         """Makes the running backward pass the one that is reduced."""
-        number = pass_number()
+        number = torch._C._current_graph_task_id()
         if self.is_open and self._armed not in (None, number) and not is_nested():
             self.finish()  # the pass before this one raised
         if self._compression is not None and not self.is_open:
             self._compression.check_taken()
         if self._armed is None:
             self._armed = number
-            at_end(partial(_on_end, weakref.ref(self)))
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(weakly(self.end))
         if not self.is_open:
             self._begin()
 
@@ -278,28 +243,24 @@ class GradientReducer:
     @property
     def is_used(self) -> bool:
         """True if some of its parameters haven't been given to another optimizer."""
-        members = [m for bucket in self._buckets for m in bucket.shard.bucket.members]
-        filled = sum(member.begin < member.end for member in members)
+        filled = sum(bool(p.data.numel()) for b in self._buckets for p in b.shard.places)
         return not filled or len(self._store.moved()) < filled
 
     def send(self) -> None:
         if not self.is_open:
             self._begin()
         try:
-            with owners_needed():
-                self._launch_rest()
-                if self._compression is not None:
-                    wait_all(self._works())  # before anything else is sent, on all ranks
-                    self._compression.end()
-                self._combine_status()
-                if self._compression is not None and self._status.bad:
-                    # All ranks refuse the step, and a GradScaler doesn't even ask for it.
-                    self._compression.forget()
+            self._launch_rest()
+            if self._compression is not None:
+                wait_all(self._works())  # before anything else is sent, on all ranks
+                self._compression.end()
+            self._combine_status()
+            if self._compression is not None and self._status.bad:
+                # All ranks refuse the step, and a GradScaler doesn't even ask for it.
+                self._compression.forget()
         finally:
             self.is_open, self._armed = False, None
-        finished = self._finished()
-        if finished is not None:
-            finished(self._status)
+        self._finished(self._status)
 
     def _begin(self) -> None:
         self._parameter_sync.finish_all()
@@ -307,55 +268,48 @@ class GradientReducer:
             self._compression.forget()  # what was sent before, if anything, is sent anew
         self.is_open = True
         self._launched = 0
-        self._seen = set()
         self._sent = {}
         self._status = PassStatus(self._collectives.world, len(self._model))
         self._status_work = None
         for bucket in self._buckets:
-            bucket.missing = len(bucket.shard.bucket.members)
+            bucket.missing = set(bucket.shard.places)
             bucket.work = bucket.report = None
 
-    def _copy(self, index: int) -> None:
-        grad = self._model[index].grad
+    def _copy(self, bucket: _BucketState, place: Place) -> None:
+        grad = place.parameter.grad
         assert grad is not None
         if grad.layout is not torch.strided:
             raise UnsupportedError(
-                f"{self._collectives}: the gradient of {self._store.names[index]} is "
+                f"{self._collectives}: the gradient of {self._store.names[place.index]} is "
                 f"{grad.layout}, but only dense ones can be sharded; make the embedding with "
                 f"sparse=False"
             )
-        number, position = self._places[index]
-        bucket = self._buckets[number]
-        view = bucket.shard.views[position]
-        view.copy_(grad)
-        self._sent[index] = GradStamp(grad)  # what hooks change from here on isn't sent
-        if bucket.residual is not None:
-            view.add_(bucket.residual.views[position], alpha=self.scale)
-        self._status.used[index] = 1
+        place.grad.copy_(grad)
+        self._sent[place.index] = GradStamp(grad)  # what hooks change from here on isn't sent
+        if place.residual is not None:
+            place.grad.add_(place.residual, alpha=self.scale)
+        self._status.used[place.index] = 1
+        bucket.missing.discard(place)
 
     def _launch_rest(self) -> None:
-        while self._launched < len(self._buckets):
-            shard = self._buckets[self._launched].shard
-            for member, view in zip(shard.bucket.members, shard.views, strict=True):
-                if member.index in self._seen:
-                    continue
-                if self._model[member.index].grad is None:
-                    self._sent[member.index] = GradStamp(None)
-                    view.zero_()
+        for bucket in self._buckets[self._launched :]:
+            for place in list(bucket.missing):
+                if place.parameter.grad is None:
+                    self._sent[place.index] = GradStamp(None)
+                    place.grad.zero_()
                 else:
-                    self._copy(member.index)
-                    self._seen.add(member.index)
+                    self._copy(bucket, place)
             self._launch()
 
     def _launch(self) -> None:
         bucket = self._buckets[self._launched]
         shard = bucket.shard
-        if not shard.is_finite():
+        if not is_finite(shard.grads):
             self._status.is_bad[self._collectives.rank] = 1
         if self._launched == len(self._buckets) - 1 and self._compression is None:
             self._start_status()
         if self._compression is not None:
-            bucket.work = self._compression.start(shard, self._model)
+            bucket.work = self._compression.start(shard)
         elif self.feedback:
             report = self._collectives.reduce_scatter_reported(shard.own_grads, shard.grads)
             bucket.work = bucket.report = report
@@ -381,7 +335,7 @@ class GradientReducer:
                 raise
             # Others may have all of what the lost rank sent, and continue: so does this rank, with
             # flags of its own, up to the check that all of them fail.
-        check_owners(self._collectives)
+        check_all_took_part(self._collectives, REMEDY)
 
     # ---- between passes ----
 
@@ -409,14 +363,20 @@ class GradientReducer:
         for bucket in self._buckets:
             if bucket.residual is None or bucket.report is None:
                 continue
-            present = [member.index in self._seen for member in bucket.shard.bucket.members]
-            bucket.residual.keep(bucket.report.missed, present, (self.scale, scale))
+            # Of what had no gradient zeros were sent: its residual stays.
+            absent = [p.residual for p in bucket.missing if p.residual is not None]
+            stays = [residual.clone() for residual in absent]
+            bucket.residual.mul_(1 - self.scale / scale)
+            for residual, before in zip(absent, stays, strict=True):
+                residual.copy_(before)
+            if (missed := bucket.report.missed) is not None:
+                bucket.residual.add_(missed, alpha=1 / scale)
             bucket.report = None
         self.scale = scale
 
     def residuals(self) -> list[Tensor]:
         """The residuals, float (size,) of each bucket; none without error feedback."""
-        return [b.residual.values for b in self._buckets if b.residual is not None]
+        return [b.residual for b in self._buckets if b.residual is not None]
 
     @torch.no_grad()
     def replace_residuals(self, values: Mapping[int, Tensor]) -> None:
@@ -424,24 +384,7 @@ class GradientReducer:
         for bucket in self._buckets:
             bucket.report = None
             if bucket.residual is not None:
-                bucket.residual.values.zero_()
-                pairs = zip(bucket.shard.bucket.members, bucket.residual.views, strict=True)
-                for member, view in pairs:
-                    if member.index in values:
-                        view.copy_(values[member.index])
-
-
-# The hooks of autograd don't keep the reducer, so that an optimizer that nobody has any more is
-# gone.
-
-
-def _on_gradient(reducer: weakref.ref[GradientReducer], index: int, _: Tensor) -> None:
-    found = reducer()
-    if found is not None:
-        found.ready(index)
-
-
-def _on_end(reducer: weakref.ref[GradientReducer]) -> None:
-    found = reducer()
-    if found is not None:
-        found.end()
+                bucket.residual.zero_()
+            for place in bucket.shard.places:
+                if place.residual is not None and place.index in values:
+                    place.residual.copy_(values[place.index])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -19,7 +18,7 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from lossycoll.errors import UnsupportedError
-from lossycoll.train.common.models import ddp_of, layers_of
+from lossycoll.train.common.models import ddp_of, layers_of, weakly
 
 from .parameter_sync import ParameterSync
 
@@ -44,11 +43,6 @@ def _do_nothing(module: nn.Module) -> None:
     """For a model that was loaded, and has no optimizer."""
 
 
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
-
-
 class ModuleWaits:
     """The hooks of one model, which don't keep ``sync`` alive, and go with it.
 
@@ -66,9 +60,9 @@ class ModuleWaits:
         self._called: set[nn.Module] = set()
         self._waits: dict[nn.Module, list[Parameter]] | None = None
         """Parameters that each module waits for; None before the first training pass is over."""
-        enter = _Hook(self._enter)
-        finish = _Hook(partial(self._call, ParameterSync.finish_all))
-        close = _Hook(partial(self._call, ParameterSync.close))
+        self._finish_all, close_all = weakly(sync.finish_all), weakly(sync.close)
+        enter, finish = _Hook(self._enter), _Hook(lambda _: self._finish_all())
+        close = _Hook(lambda _: close_all())
         if (ddp := ddp_of(model)) is not None:
             raise UnsupportedError(
                 f"model is a {type(model).__name__} with DistributedDataParallel, which reduces "
@@ -87,7 +81,8 @@ class ModuleWaits:
         if compiled:
             handles.append(model.register_forward_pre_hook(finish))
         handles.append(model.register_forward_hook(_Hook(self._leave)))
-        weakref.finalize(sync, _remove, handles).atexit = False
+        for handle in handles:
+            weakref.finalize(sync, handle.remove).atexit = False
 
     def check(self, parameters: Iterable[Parameter]) -> None:
         members = set(self._model.parameters())
@@ -114,7 +109,7 @@ class ModuleWaits:
                 sync.finish(number)
 
     def _leave(self, model: nn.Module) -> None:
-        self._call(ParameterSync.finish_all)
+        self._finish_all()
         if self._waits is None and model.training:
             self._waits = {
                 module: list(self._parameters_read_by(module)) for module in model.modules()
@@ -126,8 +121,3 @@ class ModuleWaits:
         for child in module.children():
             if child not in self._called:
                 yield from self._parameters_read_by(child)
-
-    def _call(self, method: Callable[[ParameterSync], None], *_: nn.Module) -> None:
-        sync = self._sync()
-        if sync is not None:
-            method(sync)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lossycoll.errors import CheckpointError, OptionError
+from lossycoll.errors import CheckpointError, NonFiniteError, OptionError, TrainingError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.layout import BUCKET_BYTES
 from lossycoll.train.compress.arc_topk import ARCTopKState
@@ -31,7 +31,6 @@ from .gradient_reducer import GradientReducer
 from .module_waits import ModuleWaits
 from .parameter_store import ModelGroups, ParameterStore, options
 from .parameter_sync import ParameterSync, ShardedStats
-from .refusals import changed_gradient, nonfinite, unscaled_early
 from .settings import AUTO, ShardedSettings
 
 log: Final = logging.getLogger("lossycoll")
@@ -261,7 +260,13 @@ class ShardedOptimizer(Optimizer):
     def _receive(self, status: PassStatus) -> None:
         """A backward pass has been reduced: hands the fragments their gradients."""
         if self._reduced is None and self._probe.was_changed():
-            raise unscaled_early(self._collectives)
+            raise TrainingError(
+                f"{self._collectives}: a GradScaler has unscaled the gradients of "
+                f"optimizer.param_groups, or they were changed, before they were reduced, which "
+                f"has no effect on them; call optimizer.reduce_gradients() on all ranks after the "
+                f"last backward pass within no_sync(), before scaler.unscale_() and scaler.step(); "
+                f"now begin this step anew with optimizer.zero_grad() and scaler.update()"
+            )
         self._drop_pass()
         self._reduced = status
         used = status.used.tolist()
@@ -301,7 +306,16 @@ class ShardedOptimizer(Optimizer):
         elif (index := self._reducer.changed()) is not None:
             if self._probe.was_changed():
                 self._reduced = None  # nor may it be reduced anew after it was unscaled
-            raise changed_gradient(self._collectives, self._store.names[index])
+            raise TrainingError(
+                f"{self._collectives}: the gradient of {self._store.names[index]} was changed "
+                f"after the backward pass had sent it, which has no effect; clip by "
+                f"optimizer.clip_grad_norm_(max_norm), change the gradients of "
+                f"optimizer.param_groups instead, or change them by hooks that are registered "
+                f"before the optimizer is made; if a backward pass within no_sync() came "
+                f"after that, or parameters were added, call optimizer.reduce_gradients(), "
+                f"before scaler.unscale_() if there is one; and don't wrap the model in "
+                f"DistributedDataParallel"
+            )
         assert self._reduced is not None
         return self._reduced
 
@@ -362,7 +376,13 @@ class ShardedOptimizer(Optimizer):
         scale = self._probe.scale()
         self._probe.detach()
         if bad and self._settings.on_nonfinite == "raise":
-            raise nonfinite(self._collectives, bad)
+            who = ", ".join(map(self._collectives.peer, bad))
+            raise NonFiniteError(
+                f"{self._collectives}: the gradient of {who} holds NaN or infinity, and no rank "
+                f"took a step; lower the learning rate or clip, use a torch.amp.GradScaler with "
+                f"float16, or skip such steps by on_nonfinite='skip'",
+                bad,
+            )
         if bad:
             self._clear()
             self._parameter_sync.skip()

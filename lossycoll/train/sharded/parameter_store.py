@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any, Final
 
@@ -18,13 +18,29 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from lossycoll.errors import TrainingError
+from lossycoll.errors import PeerLostError, TrainingError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
 from lossycoll.train.common.layout import Bucket, Fragment, lay_out
 
 from .eligibility import NamedParameter, Trial, check_parameters
 from .settings import ShardedSettings
+
+REMEDY: Final = (
+    "A rank that is lost had the only copy of its share of the optimizer's state: restart with the "
+    "ranks that are left from the last checkpoint, which loads at any number of ranks"
+)
+
+
+@contextlib.contextmanager
+def owners_needed() -> Iterator[None]:
+    """A scope in which PeerLostError also says what the loss means here."""
+    try:
+        yield
+    except PeerLostError as error:
+        if REMEDY in str(error):
+            raise
+        raise PeerLostError(f"{error}. {REMEDY}", peer=error.peer) from error
 
 
 @dataclass(eq=False)
@@ -40,6 +56,24 @@ class OwnedFragment:
         return self.fragment.member.index
 
 
+@dataclass(eq=False)
+class Place:
+    """A parameter's place in a bucket in memory."""
+
+    index: int  # the parameter's
+    parameter: Parameter
+    data: Tensor  # the bucket's elements, of which the parameter becomes a view
+    grad: Tensor  # this rank's contribution
+    residual: Tensor | None = None  # with error feedback, what of it is still to be sent
+
+    def is_held(self) -> bool:
+        """True if the parameter still is the bucket's view, in memory and type."""
+        parameter, data = self.parameter, self.data
+        return not data.numel() or (
+            parameter.data_ptr() == data.data_ptr() and parameter.dtype == data.dtype
+        )
+
+
 class Shard:
     """A bucket in memory. Its parameters become views of it."""
 
@@ -52,14 +86,14 @@ class Shard:
         """Contribution of this rank, float (size,). Padding stays 0."""
         self.own_grads = torch.zeros(bucket.chunk, dtype=first.dtype, device=first.device)
         """This rank's chunk of the mean, float (chunk,)."""
-        self.views = [member.view(self.grads) for member in bucket.members]
-        """Place of each parameter's gradient, in the order of members."""
+        self.places = [
+            Place(m.index, model[m.index], m.view(self.flat), m.view(self.grads))
+            for m in bucket.members
+        ]
         with torch.no_grad():
-            for member in bucket.members:
-                parameter = model[member.index]
-                view = member.view(self.flat)
-                view.copy_(parameter)
-                parameter.data = view
+            for place in self.places:
+                place.data.copy_(place.parameter)
+                place.parameter.data = place.data
         base = rank * bucket.chunk
         self.owned = [
             OwnedFragment(
@@ -69,18 +103,6 @@ class Shard:
             )
             for fragment in bucket.fragments(rank)
         ]
-
-    def holds(self, position: int, parameter: Parameter) -> bool:
-        """True if a parameter still is the bucket's view at its position, in memory and type."""
-        member = self.bucket.members[position]
-        place = self.flat.data_ptr() + member.begin * self.flat.element_size()
-        return member.begin == member.end or (
-            parameter.data_ptr() == place and parameter.dtype == self.flat.dtype
-        )
-
-    def is_finite(self) -> bool:
-        low, high = torch.aminmax(self.grads)  # a single pass, and NaN gets through
-        return bool(torch.isfinite(low) & torch.isfinite(high))
 
 
 def _view(fragment: Fragment, flat: Tensor, begin: int) -> Tensor:
@@ -147,32 +169,24 @@ def _members(group: Group) -> dict[str, list[Any]]:
     return {key: list(group[key]) for key in MEMBERS if key in group}
 
 
+@dataclass(eq=False)
 class ParameterStore:
     """All parameters of one optimizer, in buckets, and this rank's fragments of them."""
 
-    def __init__(
-        self,
-        collectives: Collectives,
-        groups: ModelGroups,
-        settings: ShardedSettings,
-        optimizer_class: Callable[..., Any],
-        defaults: Mapping[str, Any],
-    ) -> None:
-        self.collectives = collectives
-        self.groups = groups
-        self.whole = settings.whole  # whether no parameter is cut
-        self._settings = settings
-        self._class = optimizer_class
-        self._defaults = defaults
-        self.model: list[Parameter] = []
-        """The parameters that are trained, in order of registration: elsewhere called by index."""
-        self.names: list[str] = []
-        self.frozen: dict[Parameter, dict[str, Any]] = {}
-        """Frozen parameters, with their state from a checkpoint."""
-        self.shards: list[Shard] = []
-        self.owned: list[OwnedFragment] = []
-        self.elementwise: frozenset[str] = frozenset()
-        """Names of the optimizer's state that has an entry for each element."""
+    collectives: Collectives
+    groups: ModelGroups
+    settings: ShardedSettings
+    optimizer_class: Callable[..., Any]
+    defaults: Mapping[str, Any]
+    model: list[Parameter] = field(default_factory=list)
+    """The parameters that are trained, in order of registration: elsewhere called by index."""
+    names: list[str] = field(default_factory=list)
+    frozen: dict[Parameter, dict[str, Any]] = field(default_factory=dict)
+    """Frozen parameters, with their state from a checkpoint."""
+    shards: list[Shard] = field(default_factory=list)
+    owned: list[OwnedFragment] = field(default_factory=list)
+    elementwise: frozenset[str] = frozenset()
+    """Names of the optimizer's state that has an entry for each element."""
 
     def take(self, number: int) -> list[Group]:
         """Moves parameters of new groups, from group ``number`` on, into buckets.
@@ -190,8 +204,10 @@ class ParameterStore:
         check_parameters(self.collectives, trained, still)
         elementwise = self.elementwise
         for group in groups:
-            trial = Trial(self._class, self._defaults, str(self.collectives), options(group))
-            elementwise |= trial.whole_state() if self.whole else trial.elementwise_state()
+            trial = Trial(
+                self.optimizer_class, self.defaults, str(self.collectives), options(group)
+            )
+            elementwise |= trial.whole_state() if self.settings.whole else trial.elementwise_state()
         lines = [*as_lines(self._settings_with(groups, number)), *map(str, trained)]
         device = trained[-1].parameter.device if trained else torch.device("cpu")
         check_same(
@@ -209,9 +225,9 @@ class ParameterStore:
             for bucket in lay_out(
                 [each.spec for each in trained],
                 self.collectives.world,
-                self._settings.bucket_bytes,
+                self.settings.bucket_bytes,
                 start=start,
-                whole=self.whole,
+                whole=self.settings.whole,
             )
         ]
         for shard in shards:
@@ -225,21 +241,17 @@ class ParameterStore:
         return out
 
     def _settings_with(self, groups: Sequence[Group], number: int) -> dict[str, Any]:
-        settings = self._settings.agreed(self._class)
+        settings = self.settings.agreed(self.optimizer_class)
         for place, group in enumerate(groups, number):
-            written = {**self._defaults, **options(group)}
+            written = {**self.defaults, **options(group)}
             plain = {key: value for key, value in written.items() if _is_plain(value)}
             settings[f"group {place}"] = dict(sorted(plain.items()))
         return settings
 
     def moved(self) -> list[int]:
         """Indices of parameters that were given other memory, as by another optimizer."""
-        return [
-            member.index
-            for shard in self.shards
-            for position, member in enumerate(shard.bucket.members)
-            if not shard.holds(position, self.model[member.index])
-        ]
+        places = [place for shard in self.shards for place in shard.places]
+        return [place.index for place in places if not place.is_held()]
 
     def check_sound(self) -> None:
         for index in self.moved():

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from lossycoll.errors import LinkError
-from lossycoll.train.common.collectives import BlockGather, wait_all
+from lossycoll.train.common.collectives import BlockGather, check_all_took_part, wait_all
 from lossycoll.train.common.delivery import Mask, rounded_to
 
-from .parameter_store import ParameterStore, Shard
-from .refusals import check_owners, owners_needed
+from .parameter_store import REMEDY, ParameterStore, Shard, owners_needed
 from .settings import AUTO
 
 
@@ -172,9 +171,9 @@ class ParameterDifferences:
         self.values.zero_()
 
 
-@dataclass(frozen=True, eq=False)
-class _UnderWay:
-    """Part of a bucket that the last step has sent."""
+@dataclass(eq=False)
+class _Sent:
+    """Part of a bucket that the last step has sent, until nobody asks for it any more."""
 
     gather: BlockGather
     needed: Mask | None = None  # blocks that are asked for until they come; None: none
@@ -183,6 +182,7 @@ class _UnderWay:
     moves: bool = False
     """Whether all blocks must come, and differences are to what comes from then on."""
     whole: bool = False  # whether parameters were sent, and no differences
+    is_here: bool = False  # whether the result was taken; others may still ask for this rank's part
 
 
 @dataclass(eq=False)
@@ -193,23 +193,15 @@ class _BucketCopies:
     differences: ParameterDifferences | None
     """Differences sent instead of parameters, where these travel in few bits."""
     versions: list[int]  # autograd's of the parameters, as this class has left them
-    under_way: _UnderWay | None = None
-    asked_for: BlockGather | None = None
-    """A gather whose result is here. Others may still ask for this rank's part."""
-    moves: bool = False
-    """Whether the anchor is to be moved once nobody asks for this rank's part any more."""
+    sent: _Sent | None = None
 
     def was_written(self) -> bool:
-        return self.versions != _versions(self.parameters)
+        return self.versions != [parameter._version for parameter in self.parameters]
 
     def touch(self) -> None:
         """Tells autograd that the parameters have changed."""
         torch.autograd.graph.increment_version(self.parameters)
-        self.versions = _versions(self.parameters)
-
-
-def _versions(parameters: Sequence[Parameter]) -> list[int]:
-    return [parameter._version for parameter in parameters]
+        self.versions = [parameter._version for parameter in self.parameters]
 
 
 class ParameterSync:
@@ -220,7 +212,6 @@ class ParameterSync:
     """
 
     def __init__(self, store: ParameterStore, max_age: int | str | None) -> None:
-        self._model = store.model
         self._collectives = collectives = store.collectives
         self._undelivered: UndeliveredShare | None = None
         if max_age == AUTO:
@@ -245,9 +236,9 @@ class ParameterSync:
                 differences = ParameterDifferences(shard, rank, encoding, per_block)
             blocks = here.blocks(shard.bucket.chunk * shard.flat.element_size(), encoding)
             staleness = Staleness(rank, world, blocks, self._max_age)
-            parameters = [self._model[member.index] for member in shard.bucket.members]
+            parameters = [place.parameter for place in shard.places]
             self.places |= dict.fromkeys(parameters, len(self._buckets))
-            versions = _versions(parameters)
+            versions = [parameter._version for parameter in parameters]
             self._buckets.append(_BucketCopies(shard, parameters, staleness, differences, versions))
 
     @property
@@ -284,20 +275,20 @@ class ParameterSync:
         # Buckets are in the order of the backward pass, and the next forward pass is the other way.
         for bucket in reversed(self._buckets):
             with owners_needed():
-                bucket.under_way = self._send(bucket, strict, moves=moves, whole=whole)
+                bucket.sent = self._send(bucket, strict, moves=moves, whole=whole)
             bucket.touch()  # the own part has changed
         self._counts["steps"] += 1
 
     def _send(
         self, bucket: _BucketCopies, strict: NDArray[np.bool_] | None, *, moves: bool, whole: bool
-    ) -> _UnderWay:
+    ) -> _Sent:
         flat, encoding, kept = bucket.shard.flat, "same", bucket.differences
         if kept is None:
             moves = False
         elif whole:
             everything = np.ones_like(bucket.staleness.values, np.bool_)
             work = self._collectives.all_gather_chunks(flat)
-            return _UnderWay(BlockGather(work, lambda: everything), whole=True)
+            return _Sent(BlockGather(work, lambda: everything), moves=True, whole=True)
         else:
             kept.take()
             flat, encoding = kept.values, kept.encoding
@@ -306,25 +297,24 @@ class ParameterSync:
             needed = np.ones_like(bucket.staleness.values, np.bool_)
             needed[self._collectives.rank] = False
         gather = self._collectives.all_gather_blocks(flat, needed, encoding)
-        return _UnderWay(gather, needed, due, strict, moves)
+        return _Sent(gather, needed, due, strict, moves)
 
     def finish(self, number: int) -> None:
         """Waits for what was sent of a bucket. Errors are kept for :meth:`settle`."""
         bucket = self._buckets[number]
-        sent = bucket.under_way
-        if sent is None:
+        sent = bucket.sent
+        if sent is None or sent.is_here:
             return
         try:
             came = sent.gather.wait_result()
         except Exception as error:
             self._failure = self._failure or error
             self._written = self._written or bucket.differences is not None
-            bucket.under_way = None
+            bucket.sent = None
             return
-        bucket.under_way, bucket.asked_for = None, sent.gather  # not before: see close()
+        sent.is_here = True  # not before: a wait may be interrupted, and made again
         if bucket.differences is not None and not sent.whole:
             bucket.differences.apply()
-        bucket.moves = sent.moves or sent.whole
         bucket.touch()
         self._counts.update(
             blocks=came.size - came.shape[1],
@@ -349,16 +339,15 @@ class ParameterSync:
         """Waits for all buckets, and until nobody asks for this rank's parts any more."""
         self.finish_all()
         for bucket in self._buckets:
-            if bucket.asked_for is None:
+            if bucket.sent is None:
                 continue
             try:
-                bucket.asked_for.wait()
+                bucket.sent.gather.wait()
             except Exception as error:
                 self._failure = self._failure or error
-            bucket.asked_for = None  # not before: a wait may be interrupted, and made again
-            if bucket.differences is not None and bucket.moves:
+            sent, bucket.sent = bucket.sent, None  # as above
+            if bucket.differences is not None and sent.moves:
                 bucket.differences.move()
-                bucket.moves = False
 
     def settle(self) -> None:
         """Like :meth:`close`, and raise its failure; all ranks call it at the same place."""
@@ -368,7 +357,7 @@ class ParameterSync:
         if failure is not None:
             with owners_needed():
                 raise failure
-        check_owners(self._collectives)
+        check_all_took_part(self._collectives, REMEDY)
         if dead is not None:
             raise dead
 
@@ -399,7 +388,7 @@ class ParameterSync:
         ages = [np.delete(b.staleness.values, rank, axis=0).ravel() for b in self._buckets]
         return tuple(np.bincount(np.concatenate(ages)).tolist()) if ages else ()
 
-    def _dead_link(self, staleness: Staleness, missing: Mask, sent: _UnderWay) -> LinkError:
+    def _dead_link(self, staleness: Staleness, missing: Mask, sent: _Sent) -> LinkError:
         owner = int(missing.any(axis=1).argmax())
         all_due = sent.moves or (sent.strict is not None and sent.strict[owner])
         wanted = 0 if all_due else self._max_age

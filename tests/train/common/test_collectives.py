@@ -20,12 +20,10 @@ SENDERS = {
     "common/packing.py",
     "elastic/sharing.py",
     "elastic/world.py",
-    "hooks.py",
     "sharded/backup.py",
 }
-"""Communication hooks must return torch's own future. Those that come back have the default group
-made anew, and share bytes in it; copies of shards go from one rank to the next, which is no
-collective."""
+"""Those that come back have the default group made anew, and share bytes in it; copies of shards go
+from one rank to the next, which is no collective."""
 SENDS_NOTHING = {
     *("GradBucket", "GroupMember", "ProcessGroup", "ReduceOp", "group"),
     *("get_rank", "get_world_size", "is_available", "is_initialized"),
@@ -82,7 +80,7 @@ def test_a_process_without_a_group_is_a_single_rank() -> None:
     single.all_gather_chunks(values).wait()
     assert values.tolist() == [0, 1, 2]
     assert single.all_gather(values).tolist() == [[0, 1, 2]]
-    assert single.all_gather_survivors(values.view(1, 3)).tolist() == [[[0, 1, 2]]]
+    assert single.summed(values).tolist() == [0, 1, 2]
     assert single.all_gather_blocks(values).wait().tolist() == [[True]]
     with pytest.raises(lossycoll.UnsupportedError, match="init_process_group"):
         _ = single.group

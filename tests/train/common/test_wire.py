@@ -13,7 +13,7 @@ import torch.distributed as dist
 import lossycoll
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.delivery import Wire
-from lossycoll.train.compress.transport import mean, padded
+from lossycoll.train.compress.step import mean, padded
 from tests.support.harness import EXACT, run_good
 
 ENV = {"LOSSYCOLL_LOG": "off", "LOSSYCOLL_MTU": "576"}

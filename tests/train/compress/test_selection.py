@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lossycoll import ARCTopKState
 from lossycoll.train.compress import selection
 from lossycoll.train.compress.selection import (
     MatrixShape,
     as_matrix,
-    by_first_dimension,
     kept_rows,
     pays,
 )
@@ -107,8 +107,11 @@ def test_equal_scores_are_taken_in_order_and_nan_first() -> None:
 
 
 def test_matrix_forms() -> None:
-    assert by_first_dimension((64, 16, 3, 3)) == MatrixShape(64, 144)
-    assert by_first_dimension((1000, 32)) == MatrixShape(1000, 32)
+    by_output = ARCTopKState().matrix_shape
+    assert by_output("", torch.empty(64, 16, 3, 3)) == MatrixShape(64, 144)
+    assert by_output("", torch.empty(1000, 32)) == MatrixShape(1000, 32)
+    by_element = ARCTopKState(method="topk").matrix_shape
+    assert by_element("", torch.empty(1000, 32)) == MatrixShape(32000, 1)
     assert [kept_rows(m, 0.1) for m in (1, 10, 30, 31)] == [1, 1, 3, 4]
     assert pays(MatrixShape(1024, 1024), 0.2, 4)
     assert not pays(MatrixShape(1024, 4), 0.2, 4)  # a sketch as wide as the matrix
@@ -119,5 +122,3 @@ def test_matrix_forms() -> None:
     assert torch.equal(
         as_matrix(last, MatrixShape(6, 36)), weight.permute(0, 2, 3, 1).reshape(6, 36)
     )
-    with pytest.raises(ValueError, match="gaps"):
-        as_matrix(torch.zeros(6, 8)[:, :4], MatrixShape(6, 4))

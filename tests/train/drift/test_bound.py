@@ -530,7 +530,7 @@ def hears_nothing(rank: int) -> tuple[str, int, int]:
     model = nn.Linear(60, 60, bias=False)
     optimizer = still(model)
     bound = lossycoll.DriftBound(model, optimizer, 2)
-    bound._collectives = Collectives(lost, recovery=Recovery(repair=2), exact=True)  # from here on
+    bound._collectives = Collectives(lost, recovery=Recovery(repair=2, exact=True))  # from here on
     end = time.monotonic() + 60
     text = ""
     while not text and time.monotonic() < end:

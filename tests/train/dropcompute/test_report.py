@@ -31,7 +31,7 @@ def test_a_report_that_is_packed_comes_back(threshold: float) -> None:
 
 
 def test_a_step_is_added() -> None:
-    record = StepRecord(laps=(1.0, 2.0), completed=1, returned=0, wanted=4, stopped=True)
+    record = StepRecord(wanted=4, laps=[1.0, 2.0], completed=1, stopped=True)
     sums = StepSums(11.0, 2.0, 0, 0, 0, 0, 0)
     report = after_step(REPORT, record, sums, 1.25)
     assert (report.steps, report.completed, report.dropped, report.skipped) == (6, 18, 4, 2)
@@ -44,7 +44,7 @@ def test_a_step_is_added() -> None:
     assert report.drop_rate == 32 / (181 + 32)
 
 
-RECORD = StepRecord(laps=(1.0, 9.0, 2.0), completed=2, returned=0, wanted=5, stopped=True)
+RECORD = StepRecord(wanted=5, laps=[1.0, 9.0, 2.0], completed=2, stopped=True)
 ADDENDS = StepSums(
     completed=2,
     dropped=2,
@@ -59,11 +59,11 @@ ADDENDS = StepSums(
 def test_a_record_tells_dropped_from_skipped() -> None:
     assert (RECORD.used, RECORD.dropped, RECORD.skipped) == (3, 2, 1)
     assert (RECORD.seconds, RECORD.saved) == (12.0, 2 * 2.0)
-    left = replace(RECORD, returned=1)
+    left = replace(RECORD, returned=["late"])
     assert (left.used, left.dropped, left.skipped) == (2, 3, 0)
     whole = replace(RECORD, stopped=False)
     assert (whole.dropped, whole.saved) == (0, 0)
-    nothing = StepRecord(laps=(), completed=0, returned=0, wanted=5, stopped=False)
+    nothing = StepRecord(wanted=5)
     assert (nothing.used, nothing.dropped, nothing.seconds, nothing.saved) == (0, 0, 0, 0)
 
 
@@ -84,5 +84,5 @@ def test_what_is_packed_adds_up() -> None:
 
 def test_ranks_whose_warm_ups_differ_are_seen() -> None:
     one = ADDENDS.pack(torch.zeros(0, dtype=torch.float64))
-    other = replace(ADDENDS, warm_up_left=4, warm_up_left_squared=16).pack(torch.zeros(0))
+    other = ADDENDS._replace(warm_up_left=4, warm_up_left_squared=16).pack(torch.zeros(0))
     assert StepSums.unpack(one + other, 1.0).warm_up_differs(2)

@@ -115,7 +115,7 @@ def test_a_failure_that_nobody_could_catch_is_raised_later(monkeypatch: Any) -> 
         raise lossycoll.LinkError("rank 1 is out of reach")
 
     with monkeypatch.context() as patch:
-        patch.setattr(drop._runner.averaging, "average", fail)
+        patch.setattr(drop._averaging, "average", fail)
         for _ in drop(endless()):
             work(drop, model)
             break

@@ -64,7 +64,8 @@ def overlapped(model: nn.Module, optimizer: Any, **rest: Any) -> Any:
 
 def under_way(mine: Any) -> list[bool]:
     """By bucket, whether what was sent hasn't been waited for."""
-    return [bucket.under_way is not None for bucket in mine._parameter_sync._buckets]
+    sent = [bucket.sent for bucket in mine._parameter_sync._buckets]
+    return [each is not None and not each.is_here for each in sent]
 
 
 class Attention(nn.Module):

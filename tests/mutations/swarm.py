@@ -212,8 +212,8 @@ SWARM = (
     mutation(
         "a newcomer whose steps are a round behind",
         "lossycoll/train/moshpit/newcomer.py",
-        "at + max(1, report.round - before) * self._pace.every",
-        "-(-replica.steps // self._pace.every) * self._pace.every",
+        "at + max(1, report.round - before) * replica.pace.every",
+        "-(-replica.steps // replica.pace.every) * replica.pace.every",
         "tests/train/moshpit/test_catch_up.py"
         "::test_a_newcomer_goes_on_as_the_others[parameters-True]",
     ),

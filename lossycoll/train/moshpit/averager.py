@@ -11,8 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, Final
 
@@ -425,31 +424,23 @@ def _shard(tensor: Any) -> str:
     return " of ".join("/".join(map(str, one)) for one in (mesh.get_coordinate(), mesh.shape))
 
 
+@dataclass
 class OneRound:
     """One round, maybe on a thread of its own. ``values`` become its means. ``before`` and ``at``
-    are its caller's: the values, and its steps, as it began. ``timeout``: seconds for all of it."""
+    are its caller's: the values, and its steps, as it began. ``step``: has the round."""
 
-    def __init__(
-        self,
-        averager: MoshpitAverager,
-        values: list[Tensor],
-        before: list[Tensor],
-        at: int,
-        weight: float,
-        timeout: float,
-        fragments: Fragments = WHOLE,
-    ) -> None:
-        self.values, self.before, self.at = values, before, at
-        how = {"fragments": fragments, "after": averager.mark()}
-        self._step = partial(averager.step_on, values, weight, timeout, **how)
-        self.report: Future[RoundReport] = Future()
-        self.began = 0.0
+    values: list[Tensor]
+    before: list[Tensor]
+    at: int
+    step: Callable[[], RoundReport]
+    report: Future[RoundReport] = field(default_factory=Future)
+    began = 0.0
 
     def run(self) -> None:
         """Has the round, on this thread."""
         self.began = time.monotonic()
         try:
-            self.report.set_result(self._step())
+            self.report.set_result(self.step())
         except Exception as error:  # the thread that asks for the report raises it
             self.report.set_exception(error)
 

@@ -378,8 +378,7 @@ class MoshpitSGD(Optimizer):
                 own state hasn't changed.
             LossyError: No donor has all of the state, or all donors have gone.
         """
-        how = self._replica, self._averager, self._pace, self._empty_round
-        newcomer = Newcomer(*how, donors, tries)
+        newcomer = Newcomer(self._replica, self._empty_round, donors, tries)
         until = time.monotonic() + check_seconds(timeout)
         self.finish()
         return newcomer.catch_up(until)

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
+from lossycoll.runtime.control.events import Event, Peer, Readable
 from lossycoll.runtime.control.schema import Malformed
-from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.engine.host import close_in_children
 from lossycoll.runtime.keys.secret import Secret
 
@@ -32,7 +31,7 @@ from .connectivity import (
     unpack,
 )
 from .directory import GROUP_SIZE, PATIENCE, Directory
-from .directory_transport import FINISH_SECONDS, HANDSHAKE_SECONDS, TransportConnection, swarm_keys
+from .directory_transport import FINISH_SECONDS, ZmqDirectoryTransport
 from .partition_merge import DirectoryProbe, PartitionMerge
 from .protocol import MOST_PEERS, Redirect
 from .service import NOBODY, STRANGERS, DirectoryService, Owner, PeerSession
@@ -81,13 +80,12 @@ class DirectoryServer:
             # For whoever listens here next, while connections of this one are on their way out.
             ports.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             ports.tcp.listen(MOST_PEERS)
-            self._transport = Transport(
-                swarm_keys(secret), strangers=_most_strangers(), handshake=HANDSHAKE_SECONDS
-            )
+            self._links = ZmqDirectoryTransport(secret, _most_strangers())
         except OSError as error:
             ports.close()
             raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
         self.port: int = ports.port
+        self._transport = self._links.transport
         self._transport.listen(ports.tcp)
         self.reflexive = ReflexiveAddressServer(ports.udp, self._key)
         self._transport.watch(self.reflexive.fileno())
@@ -99,9 +97,9 @@ class DirectoryServer:
             self._directory, owner=self._owner, merge=self._merge, waits=waits
         )
         self.counts: Counter[str] = self._service.counts
-        self._sessions: dict[Peer, tuple[PeerSession, TransportConnection]] = {}
+        self._sessions: dict[Peer, PeerSession] = {}
         self._has_warned = False
-        self._probe = DirectoryProbe(self._merge, self._transport, host, self.port)
+        self._probe = DirectoryProbe(self._merge, self._links, host, self.port)
         self._stop = False
         self._leaves = False  # its owner is about to leave
         self._is_free = threading.Event()  # and nobody needs the directory
@@ -123,15 +121,14 @@ class DirectoryServer:
         if self._stop or self._transport.closed:
             return
         self._leaves = True
-        self._transport.wake()
+        self._links.wake()
         self._is_free.wait(seconds)
 
     def close(self) -> None:
         if self._stop:
             return
         self._stop = True
-        if not self._transport.closed:
-            self._transport.wake()
+        self._links.wake()
         self._thread.join()
         self._transport.close(FINISH_SECONDS if self._has_served_on else 0.0)
 
@@ -166,38 +163,32 @@ class DirectoryServer:
                 self._take(event)
             events = self._transport.poll(0.0) if taken < AT_ONCE else []
         self._see_to_descriptors()
+        client = self._owner.client()
+        to = self._probe.turn(client.directories.heard if client else ())
+        if to is not None:
+            log.info("directory: its peers turn to %s:%d", *to)
+            self._service.tell_all(Redirect(*to))
         self._service.turn()
         if self._leaves and not self._is_free.is_set():
             if self._directory.is_needed(self._owner.name):
                 self._has_served_on = True
             else:
                 self._is_free.set()
-        client = self._owner.client()
-        self._probe.turn(client.directories.heard if client else ())
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Readable):
             self.reflexive.serve()
-        elif self._probe.asks(event.peer):
-            to = self._probe.serve(event)
-            if to is not None:
-                log.info("directory: its peers turn to %s:%d", *to)
-                self._service.tell_all(Redirect(*to))
-        elif isinstance(event, Connected):
-            peer = event.peer
-            connection = TransportConnection(self._transport, peer, event.own)
-            session = self._service.admit(
-                connection,
-                lambda: self._sessions.pop(peer, None),
-                lambda: self._probe.place(connection.own),
+            return
+        peer, connection = event.peer, self._links.take(event)
+        if connection is not None:
+            own = connection.own
+            self._sessions[peer] = self._service.admit(
+                connection, lambda: self._sessions.pop(peer, None), lambda: self._probe.place(own)
             )
-            self._sessions[peer] = session, connection
-        elif event.peer in self._sessions:
-            session, connection = self._sessions[event.peer]
-            connection.take(event)
+        elif session := self._sessions.get(peer):
             self._service.hear(session)
             if session.number >= 0:
-                self._transport.admit(event.peer)
+                self._transport.admit(peer)
 
     def _see_to_descriptors(self) -> None:
         """When few are left, take as many as the process may have: libzmq says nothing of

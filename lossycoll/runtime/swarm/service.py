@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from lossycoll.runtime.control.schema import Address, Malformed, OtherVersion
 
@@ -16,16 +16,7 @@ from .client import DirectoryClient
 from .directory import Directory
 from .directory_transport import Connection
 from .partition_merge import PartitionMerge
-from .protocol import (
-    MOST_DIRECTORIES,
-    MOST_NAMES,
-    MOST_PEERS,
-    START,
-    VERSION,
-    Message,
-    pack,
-    unpack,
-)
+from .protocol import MOST_NAMES, MOST_PEERS, START, VERSION, Message, pack, unpack
 
 JOIN_SECONDS: Final = 5.0  # a stranger that hasn't joined by then is dropped
 PROBE_SECONDS: Final = 2.0
@@ -106,6 +97,21 @@ class DirectoryService:
         self._list_at = 0.0
         self._present = protocol.Present(())
         self._unaware: list[int] = []  # peers that don't have the list of peers yet
+        self._takes: dict[type[Message], Callable[[int, Any], object]] = {
+            protocol.Here: directory.here,
+            protocol.Serves: directory.serves,
+            protocol.Offers: directory.offers,
+            protocol.Averages: self._take_averages,
+            protocol.Ready: lambda peer, said: directory.ready(peer, said.weight),
+            protocol.Seek: lambda peer, said: directory.seeks(peer, said.donors),
+            protocol.Unreachable: lambda peer, said: directory.report_unreachable(
+                peer, said.incarnations
+            ),
+            protocol.Who: lambda peer, _: self._tell(peer, *self._names()),
+            protocol.Heartbeat: lambda peer, _: self._tell(peer, self._heartbeat()),
+            protocol.Redirect: lambda peer, _: self._lose(peer, redirected=True),
+            protocol.Leave: lambda peer, _: self._lose(peer),
+        }
 
     # ---- by what carries the connections ----
 
@@ -199,33 +205,15 @@ class DirectoryService:
     def _take(self, session: PeerSession, message: Message) -> None:
         if session.number < 0:
             self._take_first(session, message)
-            return
-        self._directory.beat(session.number)
-        if isinstance(message, protocol.Here):
-            self._directory.here(session.number, message)
-        elif isinstance(message, protocol.Serves):
-            self._directory.serves(session.number, message)
-        elif isinstance(message, protocol.Redirect):
-            self._lose(session.number, redirected=True)
-        elif isinstance(message, protocol.Averages):
-            answer = self._directory.averages(session.number, message)
-            if answer is not None:
-                self._tell(session.number, answer)
-        elif isinstance(message, protocol.Who):
-            for part in self._names():
-                self._tell(session.number, part)
-        elif isinstance(message, protocol.Ready):
-            self._directory.ready(session.number, message.weight)
-        elif isinstance(message, protocol.Unreachable):
-            self._directory.report_unreachable(session.number, message.incarnations)
-        elif isinstance(message, protocol.Offers):
-            self._directory.offers(session.number, message)
-        elif isinstance(message, protocol.Seek):
-            self._directory.seeks(session.number, message.donors)
-        elif isinstance(message, protocol.Heartbeat):
-            self._tell(session.number, protocol.Heartbeat(len(self._directory.peers)))
-        elif isinstance(message, protocol.Leave):
-            self._lose(session.number)
+        else:
+            self._directory.beat(session.number)
+            if take := self._takes.get(type(message)):
+                take(session.number, message)
+
+    def _take_averages(self, number: int, wanted: protocol.Averages) -> None:
+        answer = self._directory.averages(number, wanted)
+        if answer is not None:
+            self._tell(number, answer)
 
     def _take_first(self, session: PeerSession, message: Message) -> None:
         """Take a message of a stranger: a peer that joins, another directory, or somebody who
@@ -247,8 +235,8 @@ class DirectoryService:
     def _say_who_serves(self, session: PeerSession) -> None:
         """Answer a newcomer that looks for the directory in use, and may ask again."""
         places = self._instead(NEWCOMER)
-        here = protocol.Heartbeat(len(self._directory.peers))
-        session.connection.write(pack(here if places is None else _others(places)))
+        answer = self._heartbeat() if places is None else _others(places)
+        session.connection.write(pack(answer))
         session.since = time.monotonic()
         self._strangers[id(session)] = self._strangers.pop(id(session))
 
@@ -321,6 +309,9 @@ class DirectoryService:
         if some:
             self._tell_each(some, self._present)
 
+    def _heartbeat(self) -> protocol.Heartbeat:
+        return protocol.Heartbeat(len(self._directory.peers))
+
     def _names(self) -> list[protocol.Peers]:
         names = self._directory.names()
         return [
@@ -334,8 +325,9 @@ class DirectoryService:
         session.connection.finish()
         self._drop(session)
 
-    def _tell(self, number: int, message: Message) -> None:
-        self._tell_each([number], message)
+    def _tell(self, number: int, *messages: Message) -> None:
+        for message in messages:
+            self._tell_each([number], message)
 
     def _tell_each(self, numbers: Sequence[int], message: Message) -> None:
         """The same to all of them: it is packed once."""
@@ -372,4 +364,4 @@ class DirectoryService:
 
 
 def _others(places: Sequence[Address]) -> protocol.Directories:
-    return protocol.Directories(tuple(places[:MOST_DIRECTORIES]))
+    return protocol.Directories(tuple(places[: protocol.MOST_DIRECTORIES]))

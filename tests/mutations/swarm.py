@@ -256,8 +256,8 @@ SWARM = (
     mutation(
         "a check that is repeated undoes a route",
         "lossycoll/runtime/swarm/ice_agent.py",
-        "        self._challenges[message.sender] = nonce, now\n",
-        "        self._challenges[message.sender] = nonce, now\n        route.doubted = True\n",
+        "        route.challenge = nonce, now\n",
+        "        route.challenge = nonce, now\n        route.doubted = True\n",
         "tests/runtime/swarm/test_ice_agent.py::test_an_old_check_undoes_no_route",
     ),
     mutation(
@@ -365,8 +365,8 @@ SWARM = (
     mutation(
         "samples that the peers of a former training have had",
         "lossycoll/runtime/swarm/directory.py",
-        "self._progress = Progress()\n        self._placement = Placement(self._shape, self._most)",
-        "self._placement = Placement(self._shape, self._most)",
+        "self._progress = tables.Progress()\n        self._placement =",
+        "self._placement =",
         "tests/runtime/swarm/test_progress.py"
         "::test_a_training_that_is_over_leaves_no_samples_to_the_next",
     ),

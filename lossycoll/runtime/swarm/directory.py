@@ -24,16 +24,9 @@ from lossycoll.plan.grid import Cells, Grid
 from lossycoll.plan.rng import key_of
 from lossycoll.runtime.control.schema import Address
 
+from . import directory_tables as tables
 from . import protocol
-from .directory_tables import (
-    DirtyQueue,
-    Donors,
-    IdAllocator,
-    Progress,
-    UnreachablePairs,
-    split,
-)
-from .placement import KNOWN, GridRow, Peer, Placement, Rounds
+from .directory_tables import GridRow, Peer, Placement, split
 from .protocol import MOST_DIRECTORIES, MOST_EPOCH, MOST_PEERS, START
 
 LEASE: Final = 10.0  # seconds without a sign of life after which a peer is lost
@@ -70,7 +63,7 @@ class Directory:
         """When all should be here that another directory knew; None: nobody came from one."""
         self._shape, self._most = tuple(shape), most
         self._placement = Placement(shape, most)
-        self._dirty = DirtyQueue()
+        self._dirty = tables.DirtyQueue()
         self.session = session or secrets.token_hex(8)
         self._seed = int(self.session, 16)
         self._has_settled = False
@@ -84,23 +77,23 @@ class Directory:
         self._came = 0
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
-        self._rounds = Rounds()
+        self._rounds = tables.Rounds()
         self._named: dict[str, int] = {}
         self._averaging: dict[int, Peer] = {}
         """Peers that have announced their tensors, or a draft, of one schema."""
         self._able: dict[int, Peer] = {}  # peers of these that have announced all of it
         self._waiting: set[int] = set()  # peers to answer once more have announced the same
-        self._progress = Progress()
+        self._progress = tables.Progress()
         self._too_late: dict[int, Peer] = {}
         """Peers ready for a round by samples that began without them."""
         self._have_averaged: set[int] = set()  # numbers of those that have been in a group
         self._serve: list[tuple[int, int, Address]] = []
         """Standby directories: first those that listen, in the order in which their peers came,
         then those that peers would open, in the order of the peers' numbers."""
-        self._ids = IdAllocator(clock)
+        self._ids = tables.IdAllocator(clock)
         self._seen_until = clock() + LEASE  # nobody's lease runs out before
-        self._unreachable = UnreachablePairs(clock)
-        self._donors = Donors(self._unreachable)
+        self._unreachable = tables.UnreachablePairs(clock)
+        self._donors = tables.Donors(self._unreachable)
 
     @property
     def grid(self) -> Grid:
@@ -299,7 +292,7 @@ class Directory:
     def _begin_anew(self) -> None:
         """Nobody is left: whoever comes next may begin another training. Those that come back, or
         have a checkpoint, say how far they were, and on which grid."""
-        self._progress = Progress()
+        self._progress = tables.Progress()
         self._placement = Placement(self._shape, self._most)
         self._note_all()
 
@@ -463,7 +456,7 @@ class Directory:
             return first
         longest = max(peer.took, default=0.0)
         until = peer.began + min(LATE * longest, longest + MOST_GRACE) + self._patience
-        if len(peer.took) < KNOWN:  # the next may well be longer than a few were
+        if len(peer.took) < tables.KNOWN:  # the next may well be longer than a few were
             grace = self._patience if peer.came_late else max(FIRST_GRACE, self._patience)
             until = max(until, max(first, peer.began) + grace)
         return until
@@ -471,14 +464,10 @@ class Directory:
     def wakes(self) -> float | None:
         """When :meth:`form` or :meth:`overdue` may say something new by itself, on the clock."""
         now = self._clock()
-        if self._settled is not None and self._settled > now:
-            times = [self._settled]
-        else:
-            times = [now] if self._dirty.is_due else []
-            times += [at for at in [self._dirty.wakes()] if at is not None]
-        if self.peers:
-            times.append(self._all_live_until())
-        return min(times, default=None)
+        is_settling = self._settled is not None and self._settled > now
+        times = [self._settled if is_settling else self._dirty.wakes(now)]
+        times += [self._all_live_until()] if self.peers else []
+        return min((at for at in times if at is not None), default=None)
 
     def _begin(
         self, number: int, here: Sequence[Peer], due: Sequence[Peer], row: Sequence[Peer]

@@ -16,7 +16,7 @@ from .client import DirectoryClient, Listener
 from .connectivity import key_of
 from .nat_agent import NatAgent
 from .paths import Paths
-from .protocol import MOST_PEERS, Here, Joined, Transfer
+from .protocol import MOST_PEERS, Here, Transfer
 from .state_transfer import Offered, StateTransfers
 
 
@@ -37,37 +37,33 @@ class Endpoint:
         self.paths.close()
 
 
+@dataclass(eq=False)
 class Endpoints(Listener):
     """Endpoints of a peer by its present number, and those by its former ones. Any thread may call.
     Packets of a number that a peer had would be taken for those of another: so it opens an endpoint
     for each number that a directory gives it. ``asks_reflexive``: directories know reflexive
     addresses; ``keepalive``: seconds between two signs of life."""
 
-    def __init__(
-        self,
-        client: DirectoryClient,
-        joined: Joined,
-        *,
-        address: str,
-        payload_bytes: int,
-        secret: Secret | None,
-        options: Options,
-        asks_reflexive: bool,
-        keepalive: float,
-    ) -> None:
-        self._client = client
-        self._session, self._address, self._payload = joined.session, address, payload_bytes
-        self._secret, self._options = secret, options
-        self._asks_reflexive, self._keepalive = asks_reflexive, keepalive
+    client: DirectoryClient
+    session: str
+    address: str
+    payload_bytes: int
+    secret: Secret | None
+    options: Options
+    asks_reflexive: bool
+    keepalive: float
+
+    def __post_init__(self) -> None:
         self.offered = Offered()
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         """No two are opened at once, nor one for a number that is another's by then."""
         self._all: list[Endpoint] = []
         """By former numbers, of which others may still ask for packets; last the present one."""
-        client.listener = self
+        self.client.listener = self
         with self._opening:
-            self._open((client.joined or joined).number)
+            assert self.client.joined is not None
+            self._open(self.client.joined.number)
 
     @property
     def now(self) -> Endpoint:
@@ -93,13 +89,14 @@ class Endpoints(Listener):
                 self._open(number)
 
     def _open(self, number: int) -> None:
-        session, secret, options = self._session, self._secret, self._options
-        host = Host(number, MOST_PEERS, self._address, payload_bytes=self._payload, options=options)
+        session, secret = self.session, self.secret
+        options, payload = self.options, self.payload_bytes
+        host = Host(number, MOST_PEERS, self.address, payload_bytes=payload, options=options)
         try:
             if secret is not None:
                 host.seal(b"", secret.filter(session))
             out_of_band = host.out_of_band()
-            place = (self._address, host.link().port)
+            place = (self.address, host.link().port)
             places = [place if one == number else None for one in range(MOST_PEERS)]
             host.start(int(session, 16), places)
         except BaseException:
@@ -109,12 +106,12 @@ class Endpoints(Listener):
             out_of_band,
             number,
             key_of(secret, session),
-            lambda: self._client.directories.places[0] if self._asks_reflexive else None,
+            lambda: self.client.directories.places[0] if self.asks_reflexive else None,
             lambda reflexive, moved: self.say_address(place, reflexive, moved),
-            self._keepalive,
+            self.keepalive,
         )
-        paths = Paths(host, session, secret, options, nat_agent, self._client.report_unreachable)
-        transfers = StateTransfers(paths, self._payload, self.offered)
+        paths = Paths(host, session, secret, options, nat_agent, self.client.report_unreachable)
+        transfers = StateTransfers(paths, payload, self.offered)
         with self._lock:
             self._all.append(Endpoint(place, nat_agent, paths, transfers))
         self.say_address(place, nat_agent.reflexive_address() or place, False)
@@ -125,9 +122,9 @@ class Endpoints(Listener):
         with self._lock:
             if not self._all or self.now.place != place:
                 return  # one that this peer had by another number
-            self._client.say(Here(*place, () if reflexive == place else (reflexive,)))
+            self.client.say(Here(*place, () if reflexive == place else (reflexive,)))
         if moved:  # and so are the routes that others know
-            self._client.renew()
+            self.client.renew()
 
     def gone(self, incarnation: str) -> None:
         for endpoint in self.all():

@@ -10,6 +10,7 @@ same."""
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -34,7 +35,8 @@ Sends: TypeAlias = list[tuple[Address, ConnectivityMessage]]
 @dataclass(slots=True)
 class Route:
     """Nominated route to a peer. ``salt``: the nonces of both, the lower number's first. ``heard``:
-    when the peer last was."""
+    when the peer last was. ``challenge``: the nonce by which the peer is to prove that it wants a
+    new one, and when it was sent."""
 
     incarnation: str
     own: str
@@ -42,6 +44,7 @@ class Route:
     salt: bytes
     heard: float
     doubted: bool = False
+    challenge: tuple[bytes, float] = NOTHING, -math.inf
 
 
 @dataclass(slots=True)
@@ -74,9 +77,6 @@ class IceAgent:
     def __post_init__(self) -> None:
         self._attempts: dict[int, _Attempt] = {}
         self._routes: dict[int, Route] = {}
-        self._challenges: dict[int, tuple[bytes, float]] = {}
-        """Challenges: nonces by which peers prove that they want a new route, and when they were
-            sent."""
 
     # ---- what the peer wants ----
 
@@ -112,8 +112,8 @@ class IceAgent:
         }
 
     def forget(self, number: int) -> None:
-        for table in (self._attempts, self._routes, self._challenges):
-            table.pop(number, None)
+        self._attempts.pop(number, None)
+        self._routes.pop(number, None)
 
     def keepalives(self) -> Sends:
         kind, own, routes = Kind.KEEPALIVE, self.number, self._routes.items()
@@ -180,19 +180,17 @@ class IceAgent:
             return []
         if message.nonce in _halves(route.salt):
             return []
-        _, asked = self._challenges.get(message.sender, (NOTHING, -CHALLENGE_SECONDS))
-        if now - asked < CHALLENGE_SECONDS:
+        if now - route.challenge[1] < CHALLENGE_SECONDS:
             return []
         nonce = self.draw(NONCE)
-        self._challenges[message.sender] = nonce, now
+        route.challenge = nonce, now
         asks = ConnectivityMessage(Kind.CHECK, self.number, message.sender, short(route.own), nonce)
         return [(source, asks)]
 
     def _answer_received(self, message: ConnectivityMessage, source: Address) -> Sends:
         number, one = message.sender, self._attempts.get(message.sender)
-        check, _ = self._challenges.get(number, (NOTHING, 0.0))
         route = self._routes.get(number)
-        if route is not None and check == message.echo != NOTHING:
+        if route is not None and route.challenge[0] == message.echo != NOTHING:
             route.doubted |= message.nonce != NOTHING and message.nonce not in _halves(route.salt)
             return []
         if one is None or message.echo != one.nonce:
@@ -242,7 +240,6 @@ class IceAgent:
     def _connect(self, number: int, one: _Attempt, place: Address, salt: bytes) -> None:
         self._routes[number] = Route(one.incarnation, one.own, place, salt, self.clock())
         self._attempts.pop(number)
-        self._challenges.pop(number, None)
 
     def _request(self, number: int, one: _Attempt) -> ConnectivityMessage:
         incarnation = short(one.own)

@@ -143,7 +143,7 @@ class SwarmMember:
             self._has_told = False  # that packets carry plain floats
             self._endpoints = Endpoints(
                 self.client,
-                joined,
+                self.session,
                 address=self.address,
                 payload_bytes=self._payload,
                 secret=secret,

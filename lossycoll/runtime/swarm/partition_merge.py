@@ -10,7 +10,7 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from lossycoll.runtime.control.schema import Address, Malformed
@@ -198,28 +198,26 @@ class _Query:
     """The answer's status; None: the connection isn't there yet."""
 
 
+@dataclass(eq=False)
 class DirectoryProbe:
     """Questions of a directory to others of its swarm, each over a connection of its own.
     ``merge``: which says whom to ask, and what an answer means."""
 
-    def __init__(
-        self, merge: PartitionMerge, transport: ZmqDirectoryTransport, host: str, port: int
-    ) -> None:
-        self._merge = merge
-        self._transport = transport
-        self._host = host
-        self._port = port
-        self._queries: list[_Query] = []
+    merge: PartitionMerge
+    transport: ZmqDirectoryTransport
+    host: str
+    port: int
+    _queries: list[_Query] = field(default_factory=list)
 
     def place(self, own: str) -> Address:
         """Address by which the other end of a connection finds this directory. ``own``: the numeric
         address of the connection's end here."""
-        here = own.partition("%")[0] if self._host in ANY_ADDRESS else self._host
-        return here or self._host, self._port
+        here = own.partition("%")[0] if self.host in ANY_ADDRESS else self.host
+        return here or self.host, self.port
 
     def wakes(self) -> float:
         """When :meth:`turn` may have something to do, on the clock."""
-        return min([self._merge.wakes(), *(one.until for one in self._queries)])
+        return min([self.merge.wakes(), *(one.until for one in self._queries)])
 
     def turn(self, others: Sequence[Address]) -> Address | None:
         """Take answers, ask the directories that are due, and give up questions that take too long.
@@ -234,11 +232,11 @@ class DirectoryProbe:
                 if found and now <= one.until and self._yields(one, found[0]):
                     to = one.place
             elif one.asked is None and one.connection.reached:
-                one.asked = self._merge.status(self.place(one.connection.own))
+                one.asked = self.merge.status(self.place(one.connection.own))
                 one.connection.write(pack(one.asked))
-        for place in self._merge.due((self._host, self._port), others):
+        for place in self.merge.due((self.host, self.port), others):
             with contextlib.suppress(OSError):  # no address
-                connection = self._transport.reach(place, "")
+                connection = self.transport.reach(place, "")
                 self._queries.append(_Query(place, connection, now + ANSWER_SECONDS))
         return to
 
@@ -249,4 +247,4 @@ class DirectoryProbe:
             return False
         if not isinstance(other, DirectoryStatus) or one.asked is None:
             return False
-        return self._merge.answered(one.asked, other, one.place)
+        return self.merge.answered(one.asked, other, one.place)

@@ -16,12 +16,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from lossycoll.errors import (
-    LossyError,
-    OperationTimeout,
-    OptionError,
-    RendezvousError,
-)
+from lossycoll.errors import LossyError, OperationTimeout, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature
 from lossycoll.runtime.collectives.operations import lossy_delivery
@@ -40,13 +35,7 @@ from .means import BoundedRound, MeanEncoding, MeanRound, Round
 from .nat_agent import KEEPALIVE_SECONDS
 from .paths import Floats, Paths, outcome
 from .peer_status import PeerFile
-from .protocol import (
-    WHY_ABSENT,
-    Averages,
-    Group,
-    Member,
-    Offers,
-)
+from .protocol import WHY_ABSENT, Averages, Group, Member, Offers
 from .state_transfer import Snapshot, TransferredState
 
 MTU: Final = 1500  # MTU of all swarms: peers may be anywhere

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from lossycoll.errors import (
-    ClosedError,
-    LossyError,
-    OperationTimeout,
-    OptionError,
-    RendezvousError,
-)
+from lossycoll.errors import ClosedError, LossyError, OperationTimeout, OptionError, RendezvousError
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.state_transfer import Snapshot
 from lossycoll.train.common.collectives import extremes

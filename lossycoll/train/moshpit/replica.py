@@ -24,9 +24,8 @@ from lossycoll.runtime.swarm.state_transfer import Snapshot
 from lossycoll.train.common.models import like, local, parts
 from lossycoll.train.common.packing import packed, unpacked
 
-from .averager import MoshpitAverager, OneRound, averaged
+from .averager import Fragments, MoshpitAverager, OneRound, averaged
 from .checkpoint import load_model, load_optimizer, model_state, shards_of
-from .fragments import Fragments
 from .pace import Pace
 
 GRADIENTS: Final = "gradients"

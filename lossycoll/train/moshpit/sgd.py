@@ -24,8 +24,7 @@ from lossycoll.runtime.swarm.protocol import AVERAGE
 from lossycoll.train.common.models import local
 
 from . import checkpoint
-from .averager import MoshpitAverager, OneRound, averaged, check_seconds, check_weight
-from .fragments import Fragments
+from .averager import Fragments, MoshpitAverager, OneRound, averaged, check_seconds, check_weight
 from .newcomer import CatchUpReport, Newcomer
 from .pace import Pace
 from .replica import GRADIENTS, PSEUDO, Outer, Replica

@@ -20,17 +20,9 @@ from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.engine.host import close_in_children
 from lossycoll.runtime.keys.secret import Secret
 
-from .connectivity import (
-    CONNECTIVITY_BYTES,
-    DIRECTORY,
-    ConnectivityMessage,
-    Forged,
-    Kind,
-    key_of,
-    pack,
-    unpack,
-)
-from .directory import GROUP_SIZE, PATIENCE, Directory
+from . import connectivity
+from .connectivity import CONNECTIVITY_BYTES, DIRECTORY, ConnectivityMessage, Forged, Kind
+from .directory import PATIENCE, Directory
 from .directory_transport import FINISH_SECONDS, ZmqDirectoryTransport
 from .partition_merge import DirectoryProbe, PartitionMerge
 from .protocol import MOST_PEERS, Redirect
@@ -63,7 +55,6 @@ class DirectoryServer:
         secret: Secret | None = None,
         *,
         shape: Sequence[int] = (),
-        most: int = GROUP_SIZE,
         patience: float = PATIENCE,
         session: str = "",
         owner: Owner = NOBODY,
@@ -71,9 +62,7 @@ class DirectoryServer:
         waits: float = 0.0,
     ) -> None:
         self._secret = secret
-        self._directory = Directory(
-            time.monotonic, shape=shape, most=most, patience=patience, session=session
-        )
+        self._directory = Directory(time.monotonic, shape=shape, patience=patience, session=session)
         self._connectivity_key = "", b""  # session of the key, and the key
         ports = bound or bound_to(host, port)
         try:
@@ -150,7 +139,7 @@ class DirectoryServer:
         it."""
         session = self._directory.session
         if self._connectivity_key[0] != session:
-            self._connectivity_key = session, key_of(self._secret, session)
+            self._connectivity_key = session, connectivity.key_of(self._secret, session)
         return self._connectivity_key[1]
 
     def _turn(self) -> None:
@@ -271,53 +260,50 @@ def bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
     return made
 
 
+@dataclass(eq=False)
 class ReflexiveAddressServer:
     """STUN-like server beside a listener of TCP, on the same address and port. ``bound``: a socket
     that has the address; the server's from then on. ``key``: authenticates the swarm's connectivity
     messages, at present."""
 
-    def __init__(
-        self,
-        bound: socket.socket,
-        key: Callable[[], bytes],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._key = key
-        self._clock = clock
-        self._credit, self._credited = BURST, clock()
+    bound: socket.socket
+    key: Callable[[], bytes]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._credit, self._credited = BURST, self.clock()
         self.counts: Counter[str] = Counter()
         """Datagrams, by what became of them: answered, forged, malformed, over_rate, unsent."""
-        self._socket = bound
         # An answer has to leave from the address that was asked, of several that the host may have.
         with contextlib.suppress(OSError):
-            if bound.family == socket.AF_INET:
-                self._socket.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+            if self.bound.family == socket.AF_INET:
+                self.bound.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
             else:
-                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+                self.bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self.bound.fileno()
 
     def serve(self) -> None:
         """Answers what has come. An answer is as long as its question."""
         for _ in range(TAKEN_AT_ONCE):
             try:
-                data, info, _, source = self._socket.recvmsg(CONNECTIVITY_BYTES + 1, 256)
+                data, info, _, source = self.bound.recvmsg(CONNECTIVITY_BYTES + 1, 256)
             except OSError:  # nothing more, or what a router says of an answer
                 return
             answer = self._answer(data, source)
             if answer is None:
                 continue
             try:
-                self._socket.sendmsg([answer], _back(info), 0, source)
+                self.bound.sendmsg([answer], _back(info), 0, source)
                 self.counts["answered"] += 1
             except OSError:
                 self.counts["unsent"] += 1
 
     def _answer(self, data: bytes, source: tuple[Any, ...]) -> bytes | None:
-        key = self._key()
+        key = self.key()
         try:
-            message = unpack(data, key)
+            message = connectivity.unpack(data, key)
             to, sender = message.receiver, message.sender
             if message.kind != Kind.CHECK or to != DIRECTORY or sender == DIRECTORY:
                 raise Malformed("not for a directory")
@@ -328,7 +314,7 @@ class ReflexiveAddressServer:
             self.counts["over_rate"] += 1
             return None
         reflexive = str(source[0]), int(source[1])
-        return pack(
+        return connectivity.pack(
             ConnectivityMessage(
                 Kind.ANSWER, DIRECTORY, message.sender, echo=message.nonce, reflexive=reflexive
             ),
@@ -336,7 +322,7 @@ class ReflexiveAddressServer:
         )
 
     def _may_answer(self) -> bool:
-        now = self._clock()
+        now = self.clock()
         self._credit = min(BURST, self._credit + RATE * (now - self._credited))
         self._credited = now
         if self._credit < 1:
@@ -345,7 +331,7 @@ class ReflexiveAddressServer:
         return True
 
     def close(self) -> None:
-        self._socket.close()
+        self.bound.close()
 
 
 def _back(info: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:

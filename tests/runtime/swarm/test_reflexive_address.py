@@ -42,7 +42,7 @@ class Asker:
         self.now = 0.0
         self.observer = ReflexiveAddressServer(bound_to(host, 0).udp, lambda: KEY, lambda: self.now)
         stack.callback(self.observer.close)
-        self.port = self.observer._socket.getsockname()[1]
+        self.port = self.observer.bound.getsockname()[1]
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
         self.socket.bind(("::1" if ":" in host else "127.0.0.1", 0))

@@ -241,7 +241,7 @@ SWARM = (
     ),
     mutation(
         "connectivity messages of any key",
-        "lossycoll/runtime/swarm/connectivity.py",
+        "lossycoll/runtime/swarm/ice_agent.py",
         "if not hmac.compare_digest(tag, _tag(key, body)):",
         "if tag == b'':",
         "tests/runtime/swarm/test_connectivity.py::test_what_another_swarm_says",
@@ -305,7 +305,7 @@ SWARM = (
     ),
     mutation(
         "incarnations of a process that checks can't tell apart",
-        "lossycoll/runtime/swarm/connectivity.py",
+        "lossycoll/runtime/swarm/ice_agent.py",
         "return bytes.fromhex(incarnation)[-INCARNATION:]",
         "return bytes.fromhex(incarnation)[:INCARNATION]",
         "tests/runtime/swarm/test_connectivity.py::test_incarnations_of_one_process_differ",

@@ -13,7 +13,7 @@ from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.keys.secret import Secret
 
 from .client import DirectoryClient, Listener
-from .connectivity import key_of
+from .ice_agent import key_of
 from .nat_agent import NatAgent
 from .paths import Paths
 from .protocol import MOST_PEERS, Here, Transfer

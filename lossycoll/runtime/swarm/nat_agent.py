@@ -19,8 +19,19 @@ from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.engine.out_of_band import OutOfBand
 
-from .connectivity import DIRECTORY, NONCE, NOTHING, ConnectivityMessage, Forged, Kind, pack, unpack
-from .ice_agent import IceAgent, Route, Sends
+from .ice_agent import (
+    DIRECTORY,
+    NONCE,
+    NOTHING,
+    ConnectivityMessage,
+    Forged,
+    IceAgent,
+    Kind,
+    Route,
+    Sends,
+    pack,
+    unpack,
+)
 from .protocol import Member
 
 KEEPALIVE_SECONDS: Final = 15.0

@@ -20,10 +20,10 @@ from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.engine.host import close_in_children
 from lossycoll.runtime.keys.secret import Secret
 
-from . import connectivity
-from .connectivity import CONNECTIVITY_BYTES, DIRECTORY, ConnectivityMessage, Forged, Kind
+from . import ice_agent
 from .directory import PATIENCE, Directory
 from .directory_transport import FINISH_SECONDS, ZmqDirectoryTransport
+from .ice_agent import CONNECTIVITY_BYTES, DIRECTORY, ConnectivityMessage, Forged, Kind
 from .partition_merge import DirectoryProbe, PartitionMerge
 from .protocol import MOST_PEERS, Redirect
 from .service import NOBODY, STRANGERS, DirectoryService, Owner, PeerSession
@@ -139,7 +139,7 @@ class DirectoryServer:
         it."""
         session = self._directory.session
         if self._connectivity_key[0] != session:
-            self._connectivity_key = session, connectivity.key_of(self._secret, session)
+            self._connectivity_key = session, ice_agent.key_of(self._secret, session)
         return self._connectivity_key[1]
 
     def _turn(self) -> None:
@@ -303,7 +303,7 @@ class ReflexiveAddressServer:
     def _answer(self, data: bytes, source: tuple[Any, ...]) -> bytes | None:
         key = self.key()
         try:
-            message = connectivity.unpack(data, key)
+            message = ice_agent.unpack(data, key)
             to, sender = message.receiver, message.sender
             if message.kind != Kind.CHECK or to != DIRECTORY or sender == DIRECTORY:
                 raise Malformed("not for a directory")
@@ -314,7 +314,7 @@ class ReflexiveAddressServer:
             self.counts["over_rate"] += 1
             return None
         reflexive = str(source[0]), int(source[1])
-        return connectivity.pack(
+        return ice_agent.pack(
             ConnectivityMessage(
                 Kind.ANSWER, DIRECTORY, message.sender, echo=message.nonce, reflexive=reflexive
             ),

@@ -10,7 +10,7 @@ import pytest
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.swarm.connectivity import (
+from lossycoll.runtime.swarm.ice_agent import (
     CONNECTIVITY_BYTES,
     DIRECTORY,
     ConnectivityMessage,

@@ -312,8 +312,8 @@ SWARM = (
     ),
     mutation(
         "a redirected peer that keeps its former reflexive address",
-        "lossycoll/runtime/swarm/endpoint.py",
-        "self.now.nat_agent.ask()",
+        "lossycoll/runtime/swarm/member.py",
+        "self._endpoint.nat_agent.ask()",
         "pass",
         "tests/runtime/swarm/test_splits.py::test_a_redirected_peer_asks_for_its_reflexive_address",
     ),

@@ -161,7 +161,7 @@ def test_a_peer_whose_address_changes_comes_anew(stack: ExitStack) -> None:
     join = one.client._run_session
     assert before is not None
     one.client._run_session = lambda place: incarnations.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
-    one._endpoints.say_address(one._endpoint.place, seen, moved=True)
+    one.say_address(one._endpoint.place, seen, moved=True)
     until(lambda: len(incarnations) > 0)
     assert one.client.names() == ("a",)
     assert any(getattr(said, "others", ()) == (seen,) for said in one.client._standing.values())

@@ -48,7 +48,6 @@ class Claim:
     """Wish of a stranger for the name of a peer that is here, and may have died unseen. ``holder``:
     the peer's number; ``asked``: when that was asked whether it lives."""
 
-    session: PeerSession
     wanted: protocol.Join
     holder: int
     asked: float
@@ -89,8 +88,8 @@ class DirectoryService:
         self._waits_until = time.monotonic() + waits
         self.counts: Counter[str] = Counter()
         """Counts of malformed messages, and of silent peers whose names others have taken."""
-        self._strangers: dict[int, PeerSession] = {}  # in the order in which they came
-        self._claims: dict[int, Claim] = {}
+        self._strangers: dict[PeerSession, None] = {}  # in the order in which they came
+        self._claims: dict[PeerSession, Claim] = {}
         self._sessions: dict[int, PeerSession] = {}
         self._listed: tuple[Address, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
@@ -122,9 +121,9 @@ class DirectoryService:
         place: Callable[[], Address] = lambda: ("", 0),
     ) -> PeerSession:
         session = PeerSession(connection, dropped, place, time.monotonic())
-        self._strangers[id(session)] = session
+        self._strangers[session] = None
         if len(self._strangers) > self._most:
-            self._drop(next(iter(self._strangers.values())))
+            self._drop(next(iter(self._strangers)))
         return session
 
     def hear(self, session: PeerSession) -> None:
@@ -150,13 +149,10 @@ class DirectoryService:
 
     def turn(self) -> None:
         now = time.monotonic()
-        while self._strangers:
-            first = next(iter(self._strangers.values()))
-            if now - first.since <= JOIN_SECONDS:
-                break
+        while (first := next(iter(self._strangers), None)) and now - first.since > JOIN_SECONDS:
             self._drop(first)
-        for claim in list(self._claims.values()):
-            self._settle(claim, now)
+        for session, claim in list(self._claims.items()):
+            self._settle(session, claim, now)
         for number in self._directory.overdue():
             if number in self._sessions:
                 self.end(self._sessions[number])
@@ -218,7 +214,7 @@ class DirectoryService:
     def _take_first(self, session: PeerSession, message: Message) -> None:
         """Take a message of a stranger: a peer that joins, another directory, or somebody who
         looks who is there."""
-        claims = id(session) in self._claims
+        claims = session in self._claims
         if isinstance(message, protocol.Join) and not claims:
             self._join(session, message, may_claim=True)
         elif isinstance(message, protocol.DirectoryStatus) and self._merge is not None:
@@ -238,7 +234,7 @@ class DirectoryService:
         answer = self._heartbeat() if places is None else _others(places)
         session.connection.write(pack(answer))
         session.since = time.monotonic()
-        self._strangers[id(session)] = self._strangers.pop(id(session))
+        self._strangers[session] = self._strangers.pop(session)
 
     def _join(self, session: PeerSession, wanted: protocol.Join, *, may_claim: bool) -> None:
         places = self._instead(wanted)
@@ -250,8 +246,7 @@ class DirectoryService:
             self._lose(wanted.number)
         holder = self._directory.holder(wanted.name)
         if holder is not None and may_claim:
-            claim = Claim(session, wanted, holder.number, time.monotonic())
-            self._claims[id(session)] = claim
+            self._claims[session] = Claim(wanted, holder.number, time.monotonic())
             self._tell(holder.number, protocol.Probe())
             return
         answer = self._directory.join(wanted)
@@ -259,12 +254,12 @@ class DirectoryService:
             self._last(session, answer)
             return
         session.number = answer.number
-        del self._strangers[id(session)]
+        del self._strangers[session]
         self._sessions[answer.number] = session
         session.connection.write(pack(answer))
         self._tell(answer.number, protocol.Directories(self._directory.directories()))
 
-    def _settle(self, claim: Claim, now: float) -> None:
+    def _settle(self, session: PeerSession, claim: Claim, now: float) -> None:
         """Give a name to whoever claims it, once its holder has gone or is silent; or refuse it."""
         holder = self._directory.holder(claim.wanted.name)
         if holder is not None and holder.number == claim.holder and holder.seen <= claim.asked:
@@ -272,8 +267,8 @@ class DirectoryService:
                 return
             self.counts["replaced"] += 1
             self.end(self._sessions[claim.holder])
-        del self._claims[id(claim.session)]
-        self._join(claim.session, claim.wanted, may_claim=False)
+        del self._claims[session]
+        self._join(session, claim.wanted, may_claim=False)
 
     def _instead(self, wanted: protocol.Join) -> list[Address] | None:
         """Return the directories that a peer should ask instead; None: it is right here."""
@@ -355,8 +350,8 @@ class DirectoryService:
                 self._tell(other, protocol.Gone(incarnation))
 
     def _drop(self, session: PeerSession) -> None:
-        self._strangers.pop(id(session), None)
-        self._claims.pop(id(session), None)
+        self._strangers.pop(session, None)
+        self._claims.pop(session, None)
         if not session.over:
             session.over = True
             session.connection.close()

@@ -127,7 +127,6 @@ class Gathering:
     manifest: Manifest
     own: Snapshot | None = None
     data: Bytes = field(init=False)
-    kept: int = field(init=False, default=0)  # chunks that the newcomer had
 
     def __post_init__(self) -> None:
         self.data = np.empty(self.manifest.length, np.uint8)
@@ -142,7 +141,6 @@ class Gathering:
             chunk = held.get(digest)
             if chunk is not None and len(chunk) == len(self.chunks[number]):
                 self.chunks[number][:] = chunk
-                self.kept += 1
             else:
                 self._open.append(number)
 

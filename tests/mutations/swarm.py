@@ -212,8 +212,8 @@ SWARM = (
     mutation(
         "a newcomer whose steps are a round behind",
         "lossycoll/train/moshpit/newcomer.py",
-        "at + max(1, report.round - before) * self._pace.every",
-        "-(-replica.steps // self._pace.every) * self._pace.every",
+        "at + max(1, report.round - before) * replica.pace.every",
+        "-(-replica.steps // replica.pace.every) * replica.pace.every",
         "tests/train/moshpit/test_catch_up.py"
         "::test_a_newcomer_goes_on_as_the_others[parameters-True]",
     ),
@@ -241,7 +241,7 @@ SWARM = (
     ),
     mutation(
         "connectivity messages of any key",
-        "lossycoll/runtime/swarm/connectivity.py",
+        "lossycoll/runtime/swarm/ice_agent.py",
         "if not hmac.compare_digest(tag, _tag(key, body)):",
         "if tag == b'':",
         "tests/runtime/swarm/test_connectivity.py::test_what_another_swarm_says",
@@ -256,8 +256,8 @@ SWARM = (
     mutation(
         "a check that is repeated undoes a route",
         "lossycoll/runtime/swarm/ice_agent.py",
-        "        self._challenges[message.sender] = nonce, now\n",
-        "        self._challenges[message.sender] = nonce, now\n        route.doubted = True\n",
+        "        route.challenge = nonce, now\n",
+        "        route.challenge = nonce, now\n        route.doubted = True\n",
         "tests/runtime/swarm/test_ice_agent.py::test_an_old_check_undoes_no_route",
     ),
     mutation(
@@ -305,15 +305,15 @@ SWARM = (
     ),
     mutation(
         "incarnations of a process that checks can't tell apart",
-        "lossycoll/runtime/swarm/connectivity.py",
+        "lossycoll/runtime/swarm/ice_agent.py",
         "return bytes.fromhex(incarnation)[-INCARNATION:]",
         "return bytes.fromhex(incarnation)[:INCARNATION]",
         "tests/runtime/swarm/test_connectivity.py::test_incarnations_of_one_process_differ",
     ),
     mutation(
         "a redirected peer that keeps its former reflexive address",
-        "lossycoll/runtime/swarm/endpoint.py",
-        "self.now.nat_agent.ask()",
+        "lossycoll/runtime/swarm/member.py",
+        "self._endpoint.nat_agent.ask()",
         "pass",
         "tests/runtime/swarm/test_splits.py::test_a_redirected_peer_asks_for_its_reflexive_address",
     ),
@@ -365,8 +365,8 @@ SWARM = (
     mutation(
         "samples that the peers of a former training have had",
         "lossycoll/runtime/swarm/directory.py",
-        "self._progress = Progress()\n        self._placement = Placement(self._shape, self._most)",
-        "self._placement = Placement(self._shape, self._most)",
+        "self._progress = tables.Progress()\n        self._placement =",
+        "self._placement =",
         "tests/runtime/swarm/test_progress.py"
         "::test_a_training_that_is_over_leaves_no_samples_to_the_next",
     ),

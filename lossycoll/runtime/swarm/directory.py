@@ -24,37 +24,10 @@ from lossycoll.plan.grid import Cells, Grid
 from lossycoll.plan.rng import key_of
 from lossycoll.runtime.control.schema import Address
 
-from .directory_tables import (
-    DirtyQueue,
-    Donors,
-    IdAllocator,
-    Progress,
-    UnreachablePairs,
-    split,
-)
-from .placement import KNOWN, GridRow, Peer, Placement, Rounds
-from .protocol import (
-    ELSEWHERE,
-    LATE_AGAIN,
-    MOST_DIRECTORIES,
-    MOST_EPOCH,
-    MOST_PEERS,
-    OLDER,
-    OUT_OF_REACH,
-    SILENT,
-    START,
-    Agreed,
-    Averages,
-    Group,
-    Here,
-    Join,
-    Joined,
-    Offers,
-    Refused,
-    Serves,
-    Transfer,
-    difference,
-)
+from . import directory_tables as tables
+from . import protocol
+from .directory_tables import GridRow, Peer, Placement, split
+from .protocol import MOST_DIRECTORIES, MOST_EPOCH, MOST_PEERS, START
 
 LEASE: Final = 10.0  # seconds without a sign of life after which a peer is lost
 FIRST_GRACE, PATIENCE, MOST_GRACE = 5.0, 1.0, 60.0
@@ -90,7 +63,7 @@ class Directory:
         """When all should be here that another directory knew; None: nobody came from one."""
         self._shape, self._most = tuple(shape), most
         self._placement = Placement(shape, most)
-        self._dirty = DirtyQueue()
+        self._dirty = tables.DirtyQueue()
         self.session = session or secrets.token_hex(8)
         self._seed = int(self.session, 16)
         self._has_settled = False
@@ -104,23 +77,23 @@ class Directory:
         self._came = 0
         self._formed = secrets.randbits(32)
         self.peers: dict[int, Peer] = {}
-        self._rounds = Rounds()
+        self._rounds = tables.Rounds()
         self._named: dict[str, int] = {}
         self._averaging: dict[int, Peer] = {}
         """Peers that have announced their tensors, or a draft, of one schema."""
         self._able: dict[int, Peer] = {}  # peers of these that have announced all of it
-        self._waiting: dict[int, Averages] = {}  # peers to answer once more have announced the same
-        self._progress = Progress()
+        self._waiting: set[int] = set()  # peers to answer once more have announced the same
+        self._progress = tables.Progress()
         self._too_late: dict[int, Peer] = {}
         """Peers ready for a round by samples that began without them."""
         self._have_averaged: set[int] = set()  # numbers of those that have been in a group
         self._serve: list[tuple[int, int, Address]] = []
         """Standby directories: first those that listen, in the order in which their peers came,
         then those that peers would open, in the order of the peers' numbers."""
-        self._ids = IdAllocator(clock)
+        self._ids = tables.IdAllocator(clock)
         self._seen_until = clock() + LEASE  # nobody's lease runs out before
-        self._unreachable = UnreachablePairs(clock)
-        self._donors = Donors(self._unreachable)
+        self._unreachable = tables.UnreachablePairs(clock)
+        self._donors = tables.Donors(self._unreachable)
 
     @property
     def grid(self) -> Grid:
@@ -128,7 +101,7 @@ class Directory:
 
     # ---- who is there ----
 
-    def is_again(self, wanted: Join) -> bool:
+    def is_again(self, wanted: protocol.Join) -> bool:
         """True if a connected peer has reconnected: the same process, by the same number."""
         here = self.peers.get(wanted.number)
         if here is None or (here.name, self.session) != (wanted.name, wanted.session):
@@ -138,17 +111,18 @@ class Directory:
     def holder(self, name: str) -> Peer | None:
         return self.peers.get(self._named.get(name, MOST_PEERS))
 
-    def join(self, wanted: Join) -> Joined | Refused:
+    def join(self, wanted: protocol.Join) -> protocol.Joined | protocol.Refused:
         others = len(self.peers)
         if wanted.name in self._named:
-            return Refused(f"a peer named {wanted.name!r} is there; choose another name")
+            return protocol.Refused(f"a peer named {wanted.name!r} is there; choose another name")
         if not self.free:
-            return Refused(f"the swarm is full: {others} peers")
+            return protocol.Refused(f"the swarm is full: {others} peers")
         came_before = wanted.number < MOST_PEERS
         if came_before and wanted.session != self.session and not others:
             self.adopt(wanted.session)
         if came_before and wanted.session != self.session:
-            return Refused("others have begun a swarm here meanwhile; start again to join it")
+            reason = "others have begun a swarm here meanwhile; start again to join it"
+            return protocol.Refused(reason)
         if self._settled is None and (came_before or self._standby):
             self._settled = self._clock() + (0.0 if others else SETTLE)
             self._took_over = self._standby or not others
@@ -189,7 +163,7 @@ class Directory:
         ):
             self._note_all()
         self._note(peer)
-        return Joined(peer.number, self.session, peer.round, LEASE, self.epoch)
+        return protocol.Joined(peer.number, self.session, peer.round, LEASE, self.epoch)
 
     def adopt(self, session: str) -> None:
         """This directory is to take over a swarm's peers. Nobody is here, maybe nobody any more."""
@@ -209,11 +183,11 @@ class Directory:
         self._has_settled = self._clock() >= due
         return self._has_settled
 
-    def here(self, number: int, place: Here) -> None:
+    def here(self, number: int, place: protocol.Here) -> None:
         self.peers[number].place = place
         self._note(self.peers[number])
 
-    def serves(self, number: int, said: Serves) -> None:
+    def serves(self, number: int, said: protocol.Serves) -> None:
         peer = self.peers[number]
         self._serves_no_more(peer)
         peer.serves = said.spare, number if said.spare else peer.came, (said.host, said.port)
@@ -226,26 +200,26 @@ class Directory:
     def directories(self) -> tuple[Address, ...]:
         return tuple(place for _, _, place in self._serve[:MOST_DIRECTORIES])
 
-    def averages(self, number: int, wanted: Averages) -> Agreed | None:
+    def averages(self, number: int, wanted: protocol.Averages) -> protocol.Agreed | None:
         """A peer says what it averages: all average the same. None: it is answered later."""
         peer = self.peers[number]
         some = (*islice(self._able.values(), 2), *islice(self._averaging.values(), 2))
         other = next((one for one in some if one is not peer), None)
-        differ = difference(wanted, other.said) if other is not None and other.said else ""
-        if other is not None and differ:
-            return Agreed(
-                f"you average something else than {other.name!r}: {differ}; the same model, "
-                f"shapes, settings and options on all peers"[:4096]
-            )
-        if other is not None and other.said and other.said.wire != wanted.wire:
-            return Agreed(
-                f"your packets carry {wanted.wire!r}, and those of {other.name!r} "
-                f"{other.said.wire!r}: the same wire= and options LOSSYCOLL_WIRE... and "
-                f"LOSSYCOLL_LINK on all peers"
-            )
-        if wanted.grid and other is None:
+        if other is not None and other.said is not None:
+            if differ := protocol.difference(wanted, other.said):
+                return protocol.Agreed(
+                    f"you average something else than {other.name!r}: {differ}; the same model, "
+                    f"shapes, settings and options on all peers"[:4096]
+                )
+            if other.said.wire != wanted.wire:
+                return protocol.Agreed(
+                    f"your packets carry {wanted.wire!r}, and those of {other.name!r} "
+                    f"{other.said.wire!r}: the same wire= and options LOSSYCOLL_WIRE... and "
+                    f"LOSSYCOLL_LINK on all peers"
+                )
+        elif wanted.grid:
             if reason := self._placement.set_grid(wanted.grid, len(self.peers)):
-                return Agreed(reason)
+                return protocol.Agreed(reason)
             self._note_all()
         schema = "" if wanted.draft else wanted.schema
         if schema and not peer.schema:
@@ -260,25 +234,25 @@ class Directory:
             peer.began = self._clock()
         peer.said, peer.schema = wanted, schema
         self._averaging[number] = peer
-        self._waiting[number] = wanted
+        self._waiting.add(number)
         if schema:
             self._able[number] = peer
         else:
             self._able.pop(number, None)
         self._note(peer)
-        return Agreed("") if number in self.agreed([number]) else None
+        return protocol.Agreed("") if number in self.agreed([number]) else None
 
     def agreed(self, of: Sequence[int] | None = None) -> list[int]:
         """Return the peers to answer now, since as many as they wait for have said the same.
         ``of``: which of those that wait; None: any."""
         out = []
         for number in list(self._waiting) if of is None else of:
-            wanted = self._waiting[number]
-            count = len(self._averaging)
+            wanted, count = self.peers[number].said, len(self._averaging)
+            assert wanted is not None
             if wanted.peers > 1 and not wanted.draft:
                 count = sum(one.schema == wanted.schema for one in self._able.values())
             if wanted.peers <= count:
-                del self._waiting[number]
+                self._waiting.discard(number)
                 out.append(number)
         return out
 
@@ -298,7 +272,7 @@ class Directory:
         del self._named[peer.name]
         for table in (self._averaging, self._able, self._too_late):
             table.pop(number, None)
-        self._waiting.pop(number, None)
+        self._waiting.discard(number)
         self._progress.lost(peer, self._averaging.values())
         self._have_averaged.discard(number)
         self._unreachable.forget(number)
@@ -318,7 +292,7 @@ class Directory:
     def _begin_anew(self) -> None:
         """Nobody is left: whoever comes next may begin another training. Those that come back, or
         have a checkpoint, say how far they were, and on which grid."""
-        self._progress = Progress()
+        self._progress = tables.Progress()
         self._placement = Placement(self._shape, self._most)
         self._note_all()
 
@@ -405,10 +379,10 @@ class Directory:
             peer.due = True
         return list(self._able)
 
-    def form(self) -> list[Group]:
+    def form(self) -> list[protocol.Group]:
         """The groups whose rounds begin now. What has changed since the last call is looked at, or
         whose time has come: of a swarm of thousands, a row or two."""
-        out: list[Group] = []
+        out: list[protocol.Group] = []
         if self._is_settling():
             return out
         for peer in self._progress.told():
@@ -422,7 +396,7 @@ class Directory:
                 out += self._looked_at(row)
         return out
 
-    def _looked_at(self, row: GridRow) -> list[Group]:
+    def _looked_at(self, row: GridRow) -> list[protocol.Group]:
         """The group of a row whose round begins now, of those along it the earliest."""
         peers = self._placement.on(row)
         rounds = {(one.round, one.schema) for one in peers if one.is_ready and not one.behind}
@@ -482,7 +456,7 @@ class Directory:
             return first
         longest = max(peer.took, default=0.0)
         until = peer.began + min(LATE * longest, longest + MOST_GRACE) + self._patience
-        if len(peer.took) < KNOWN:  # the next may well be longer than a few were
+        if len(peer.took) < tables.KNOWN:  # the next may well be longer than a few were
             grace = self._patience if peer.came_late else max(FIRST_GRACE, self._patience)
             until = max(until, max(first, peer.began) + grace)
         return until
@@ -490,18 +464,14 @@ class Directory:
     def wakes(self) -> float | None:
         """When :meth:`form` or :meth:`overdue` may say something new by itself, on the clock."""
         now = self._clock()
-        if self._settled is not None and self._settled > now:
-            times = [self._settled]
-        else:
-            times = [now] if self._dirty.is_due else []
-            times += [at for at in [self._dirty.wakes()] if at is not None]
-        if self.peers:
-            times.append(self._all_live_until())
-        return min(times, default=None)
+        is_settling = self._settled is not None and self._settled > now
+        times = [self._settled if is_settling else self._dirty.wakes(now)]
+        times += [self._all_live_until()] if self.peers else []
+        return min((at for at in times if at is not None), default=None)
 
     def _begin(
         self, number: int, here: Sequence[Peer], due: Sequence[Peer], row: Sequence[Peer]
-    ) -> list[Group]:
+    ) -> list[protocol.Group]:
         """One group, or several without pairs that can't reach each other."""
         numbers = [peer.number for peer in here]
         groups = [numbers]
@@ -532,10 +502,10 @@ class Directory:
             self._have_averaged.update(group)
         return out
 
-    def _alone(self, peer: Peer) -> Group:
+    def _alone(self, peer: Peer) -> protocol.Group:
         """For one whose round has begun without it: it goes on by itself, and waits for nobody."""
         row = self._placement.on(self._placement.row_of(peer.cell, self.grid.axis(peer.round)))
-        absent = [(one.name, ELSEWHERE) for one in row if one is not peer]
+        absent = [(one.name, protocol.ELSEWHERE) for one in row if one is not peer]
         self._progress.begin([peer])
         group = self._group(max(0, peer.round - 1), [peer], absent)
         peer.weight, peer.began = None, self._clock()
@@ -556,9 +526,10 @@ class Directory:
         peers: Sequence[Peer],
         absent: Sequence[tuple[str, int]] = (),
         newer: int = 0,
-    ) -> Group:
+    ) -> protocol.Group:
         members, samples = tuple(one.member for one in peers), self._progress.samples
-        return Group(number, self._number_of_group(), members, tuple(absent), samples, newer)
+        named = number, self._number_of_group()
+        return protocol.Group(*named, members, tuple(absent), samples, newer)
 
     def _number_of_group(self) -> int:
         self._formed += 1
@@ -566,7 +537,7 @@ class Directory:
 
     # ---- states ----
 
-    def offers(self, number: int, said: Offers) -> None:
+    def offers(self, number: int, said: protocol.Offers) -> None:
         peer = self.peers[number]
         was_behind = peer.behind
         self._donors.offers(peer, bool(said.has))
@@ -581,23 +552,23 @@ class Directory:
     def seeks(self, number: int, donors: int) -> None:
         self._donors.seeks(self.peers[number], donors)
 
-    def transfers(self) -> list[tuple[int, list[Transfer]]]:
+    def transfers(self) -> list[tuple[int, list[protocol.Transfer]]]:
         """Return the transfers to tell each joiner that seeks a state. As long as peers of another
         directory may come, none."""
-        out: list[tuple[int, list[Transfer]]] = []
+        out: list[tuple[int, list[protocol.Transfer]]] = []
         for joiner, most in () if self._is_settling() else self._donors.asked():
             drawn = self._number_of_group()
             chosen = self._donors.choose(joiner, most, drawn)
-            ends = [(one.member, joiner.member) for one in chosen]
-            out.append((joiner.number, [Transfer(self._number_of_group(), two) for two in ends]))
+            numbered = [(self._number_of_group(), (one.member, joiner.member)) for one in chosen]
+            out.append((joiner.number, [protocol.Transfer(*one) for one in numbered]))
         return out
 
 
 def _why_absent(peer: Peer, number: int, there: Sequence[int]) -> int:
     if peer.behind:
-        return OLDER
+        return protocol.OLDER
     if peer.number in there:
-        return OUT_OF_REACH
+        return protocol.OUT_OF_REACH
     if not peer.schema:
-        return SILENT
-    return ELSEWHERE if peer.round > number else LATE_AGAIN
+        return protocol.SILENT
+    return protocol.ELSEWHERE if peer.round > number else protocol.LATE_AGAIN

@@ -183,19 +183,16 @@ class _Question:
         return now - self.heard < SILENT_SECONDS if reached else now < self.may_come
 
 
+@dataclass(eq=False)
 class DirectorySearch:
     """Search by one thread. ``directories``: whose places are asked; it hears of others."""
 
-    def __init__(
-        self,
-        transport: DirectoryTransport,
-        directories: DirectoryList,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._transport = transport
-        self._directories = directories
-        self._clock = clock
-        self._since = clock()
+    transport: DirectoryTransport
+    directories: DirectoryList
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._since = self.clock()
         self._pass = self._since  # when places began to be asked
         self._questions: dict[Address, _Question] = {}
         self.trouble = ""
@@ -205,8 +202,8 @@ class DirectorySearch:
     def turn(self) -> FoundDirectory | None:
         """Ask whom it is time to ask, and take what has come. Returns a directory that takes
         peers."""
-        now = self._clock()
-        for at, place in enumerate(self._directories.places):
+        now = self.clock()
+        for at, place in enumerate(self.directories.places):
             if now < self._pass + STAGGER_SECONDS * at:
                 break
             one = self._questions.get(place)
@@ -217,21 +214,21 @@ class DirectorySearch:
                 self.close(but=place)
                 return found
         alive = [place for place, one in self._questions.items() if one.may_live(now)]
-        self._directories.may_begin(alive, now - self._since)
+        self.directories.may_begin(alive, now - self._since)
         return None
 
     def wakes(self) -> float:
         """When :meth:`turn` is due on the clock, if nothing comes before."""
         unasked = self._pass + STAGGER_SECONDS * len(self._questions)
-        is_whole = len(self._questions) >= len(self._directories.places)
-        return self._clock() + AGAIN_SECONDS / 4 if is_whole else unasked
+        is_whole = len(self._questions) >= len(self.directories.places)
+        return self.clock() + AGAIN_SECONDS / 4 if is_whole else unasked
 
     def close(self, but: Address | None = None) -> None:
         for place, one in self._questions.items():
             if one.connection is not None and place != but:
                 one.connection.close()
         self._questions.clear()
-        self._pass = self._clock()
+        self._pass = self.clock()
 
     def _is_to_begin(self, one: _Question, now: float) -> bool:
         if one.connection is None:
@@ -247,7 +244,7 @@ class DirectorySearch:
         if before is not None and before.connection is not None:
             before.connection.close()
         try:
-            one.connection = self._transport.reach(place, "")
+            one.connection = self.transport.reach(place, "")
         except OSError as error:
             one.may_come, self.trouble = -math.inf, str(error)
         self._questions[place] = one
@@ -269,7 +266,7 @@ class DirectorySearch:
             if isinstance(message, protocol.Heartbeat):
                 return FoundDirectory(place, connection)
             if isinstance(message, protocol.Directories):
-                self._directories.learn(message.addresses)
+                self.directories.learn(message.addresses)
         if connection.broken:
             return self._broken(place, one, now)
         if one.is_answered and now - one.asked >= AGAIN_SECONDS:

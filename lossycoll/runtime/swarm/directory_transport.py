@@ -7,10 +7,10 @@ from __future__ import annotations
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
+from lossycoll.runtime.control import events
 from lossycoll.runtime.control.context import Keys, keys_of
-from lossycoll.runtime.control.events import Closed, Event, Peer, Readable, Received, Refused
 from lossycoll.runtime.control.schema import Address
-from lossycoll.runtime.control.transport import Transport
+from lossycoll.runtime.control.transport import STRANGERS, Transport
 from lossycoll.runtime.keys.secret import Secret
 
 CONNECT_SECONDS: Final = 5.0
@@ -65,7 +65,7 @@ class TransportConnection:
     """A :class:`Connection` by the control transport; :meth:`take` has what it tells of the peer.
     ``own``: the numeric address of this end; "": the transport knows."""
 
-    def __init__(self, transport: Transport, peer: Peer, own: str = "") -> None:
+    def __init__(self, transport: Transport, peer: events.Peer, own: str = "") -> None:
         self.peer = peer
         self.broken = ""
         self._transport = transport
@@ -83,12 +83,12 @@ class TransportConnection:
     def reached(self) -> bool:
         return bool(self.own)
 
-    def take(self, event: Event) -> None:
-        if isinstance(event, Received):
+    def take(self, event: events.Event) -> None:
+        if isinstance(event, events.Received):
             self._came.append(event.body)
-        elif isinstance(event, Closed):
+        elif isinstance(event, events.Closed):
             self.broken = event.why
-        elif isinstance(event, Refused):
+        elif isinstance(event, events.Refused):
             self.broken = "nobody listens there"
 
     def read(self) -> list[bytes]:
@@ -109,33 +109,44 @@ class TransportConnection:
 
 
 class ZmqDirectoryTransport:
-    """The :class:`DirectoryTransport` to directories that listen: a transport of the peer's.
-    ``secret``: the swarm's; None: all is in clear. OSError: the process is short of descriptors."""
+    """The :class:`DirectoryTransport` to directories that listen, and of these. ``secret``: the
+    swarm's; None: all is in clear. ``strangers``: as for :class:`Transport`. OSError: the process
+    is short of descriptors."""
 
-    def __init__(self, secret: Secret | None) -> None:
-        self._transport = Transport(swarm_keys(secret), handshake=HANDSHAKE_SECONDS)
-        self._connections: WeakValueDictionary[Peer, TransportConnection] = WeakValueDictionary()
+    def __init__(self, secret: Secret | None, strangers: int = STRANGERS) -> None:
+        self.transport = Transport(
+            swarm_keys(secret), strangers=strangers, handshake=HANDSHAKE_SECONDS
+        )
+        self._connections = WeakValueDictionary[events.Peer, TransportConnection]()
         """Those that somebody still has."""
 
     def reach(self, place: Address, session: str) -> TransportConnection:
-        connection = TransportConnection(self._transport, self._transport.connect(place))
-        self._connections[connection.peer] = connection
+        return self._known(self.transport.connect(place))
+
+    def _known(self, peer: events.Peer, own: str = "") -> TransportConnection:
+        connection = self._connections[peer] = TransportConnection(self.transport, peer, own)
         return connection
 
+    def take(self, event: events.Event) -> TransportConnection | None:
+        """Returns a connection that another end has made; None: the event says of none."""
+        if isinstance(event, events.Readable):
+            return None
+        if connection := self._connections.get(event.peer):
+            connection.take(event)
+        elif isinstance(event, events.Connected):
+            return self._known(event.peer, event.own)
+        return None
+
     def wait(self, seconds: float) -> None:
-        for event in self._transport.poll(seconds):
-            if isinstance(event, Readable):
-                continue
-            connection = self._connections.get(event.peer)
-            if connection is not None:
-                connection.take(event)
+        for event in self.transport.poll(seconds):
+            self.take(event)
 
     def wake(self) -> None:
-        if not self._transport.closed:
-            self._transport.wake()
+        if not self.transport.closed:
+            self.transport.wake()
 
     def end(self) -> None:
-        self._transport.close(FINISH_SECONDS)
+        self.transport.close(FINISH_SECONDS)
 
 
 def swarm_keys(secret: Secret | None) -> Keys | None:

@@ -6,21 +6,42 @@ other confirms it.
 
 Only fresh messages are believed: each end draws a nonce for a try, and an answer, a NOMINATE and a
 NOMINATED repeat the receiver's. Both nonces go into the keys of the path: no two tries have the
-same."""
+same.
+
+A connectivity message is an out-of-band datagram, by which peers also learn their reflexive
+addresses (docs/swarm-messages.md has the table). All have the same size, so that no answer is
+larger than its question. The tag is of a key that the swarm's secret and session make; without a
+secret, of the session alone."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import ipaddress
+import math
 import secrets
+import struct
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Final, TypeAlias
 
-from lossycoll.runtime.control.schema import Address
+from lossycoll.runtime.control.schema import Address, Malformed
+from lossycoll.runtime.engine.out_of_band import MARK
+from lossycoll.runtime.keys.secret import Secret
 
-from .connectivity import NONCE, NOTHING, ConnectivityMessage, Kind, short
-from .protocol import Member
+from .protocol import MOST_PEERS, Member
 
+CONNECTIVITY_VERSION: Final = 1
+DIRECTORY: Final = 0xFFFF  # the directory's number
+NONCE: Final = 16
+NOTHING: Final = bytes(NONCE)  # no nonce
+INCARNATION: Final = 8
+NOBODY: Final = bytes(INCARNATION)
+_BODY: Final = struct.Struct("!4sBBHHH8s16s16s16s")
+_TAG: Final = 16
+CONNECTIVITY_BYTES: Final = _BODY.size + _TAG
 FIRST_AGAIN, MOST_AGAIN, SLOWER = 0.05, 0.25, 1.5
 """Seconds after which a check is repeated: at first, at last, and how they grow."""
 MOST_PEER_REFLEXIVE: Final = 2
@@ -28,13 +49,100 @@ MOST_PEER_REFLEXIVE: Final = 2
 CHALLENGE_SECONDS: Final = 1.0  # between two challenges to a peer that may want a new route
 QUIET: Final = 3.5  # intervals of KEEPALIVE without one after which a route isn't trusted
 
+
+class Kind(IntEnum):
+    CHECK = 1  # connectivity check: is somebody there?
+    ANSWER = 2  # answer to a check, with the address that the check came from
+    NOMINATE = 3  # nomination of the route by which this comes
+    NOMINATED = 4  # confirmation of a nomination
+    KEEPALIVE = 5  # keepalive for the NATs on a route
+
+
+class Forged(Malformed):
+    """Message of another secret or session, or one that was changed on the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectivityMessage:
+    """One connectivity message. ``incarnation``: the sender's, as :func:`short` has it; NOBODY if
+    it doesn't matter. ``nonce``: the sender's in this try. ``echo``: the receiver's.
+    ``reflexive``: the source of a check that is answered."""
+
+    kind: Kind
+    sender: int
+    receiver: int
+    incarnation: bytes = NOBODY
+    nonce: bytes = NOTHING
+    echo: bytes = NOTHING
+    reflexive: Address | None = None
+
+
+def short(incarnation: str) -> bytes:
+    """Return the part of an incarnation that messages carry: its end, as all of a process begin
+    alike."""
+    return bytes.fromhex(incarnation)[-INCARNATION:]
+
+
+def key_of(secret: Secret | None, session: str) -> bytes:
+    """Derive the key that authenticates a swarm's connectivity messages."""
+    if secret is not None:
+        return secret.derived("connectivity", session)
+    return hashlib.sha256(f"connectivity/{session}".encode()).digest()
+
+
+def pack(message: ConnectivityMessage, key: bytes) -> bytes:
+    address, port = bytes(16), 0
+    if message.reflexive is not None:
+        address, port = _mapped(message.reflexive[0]), message.reflexive[1]
+    numbers = MARK, CONNECTIVITY_VERSION, message.kind, message.sender, message.receiver, port
+    body = _BODY.pack(*numbers, message.incarnation, address, message.nonce, message.echo)
+    return body + _tag(key, body)
+
+
+def unpack(data: bytes, key: bytes) -> ConnectivityMessage:
+    """Read a datagram. Forged: nobody of this swarm has made it so. Malformed: it is none."""
+    if len(data) != CONNECTIVITY_BYTES:
+        raise Malformed(f"{len(data)} bytes are no connectivity message")
+    body, tag = data[: _BODY.size], data[_BODY.size :]
+    if not hmac.compare_digest(tag, _tag(key, body)):
+        raise Forged("a connectivity message of another swarm")
+    mark, version, kind, sender, receiver, port, incarnation, address, nonce, echo = _BODY.unpack(
+        body
+    )
+    if mark != MARK or version != CONNECTIVITY_VERSION or kind not in set(Kind):
+        raise Malformed(
+            f"a connectivity message of version {version} and kind {kind}, wanted version "
+            f"{CONNECTIVITY_VERSION}"
+        )
+    if any(number >= MOST_PEERS and number != DIRECTORY for number in (sender, receiver)):
+        raise Malformed(f"a connectivity message from {sender} to {receiver}: no peers")
+    return ConnectivityMessage(
+        Kind(kind), sender, receiver, incarnation, nonce, echo, _place(address, port)
+    )
+
+
+def _tag(key: bytes, body: bytes) -> bytes:
+    return hmac.digest(key, body, hashlib.sha256)[:_TAG]
+
+
+def _mapped(host: str) -> bytes:
+    address = ipaddress.ip_address(host.partition("%")[0])
+    return (b"" if address.version == 6 else bytes(10) + b"\xff\xff") + address.packed
+
+
+def _place(address: bytes, port: int) -> Address | None:
+    found = ipaddress.IPv6Address(address)
+    return (str(found.ipv4_mapped or found), port) if port else None
+
+
 Sends: TypeAlias = list[tuple[Address, ConnectivityMessage]]
 
 
 @dataclass(slots=True)
 class Route:
     """Nominated route to a peer. ``salt``: the nonces of both, the lower number's first. ``heard``:
-    when the peer last was."""
+    when the peer last was. ``challenge``: the nonce by which the peer is to prove that it wants a
+    new one, and when it was sent."""
 
     incarnation: str
     own: str
@@ -42,6 +150,7 @@ class Route:
     salt: bytes
     heard: float
     doubted: bool = False
+    challenge: tuple[bytes, float] = NOTHING, -math.inf
 
 
 @dataclass(slots=True)
@@ -74,9 +183,6 @@ class IceAgent:
     def __post_init__(self) -> None:
         self._attempts: dict[int, _Attempt] = {}
         self._routes: dict[int, Route] = {}
-        self._challenges: dict[int, tuple[bytes, float]] = {}
-        """Challenges: nonces by which peers prove that they want a new route, and when they were
-            sent."""
 
     # ---- what the peer wants ----
 
@@ -112,8 +218,8 @@ class IceAgent:
         }
 
     def forget(self, number: int) -> None:
-        for table in (self._attempts, self._routes, self._challenges):
-            table.pop(number, None)
+        self._attempts.pop(number, None)
+        self._routes.pop(number, None)
 
     def keepalives(self) -> Sends:
         kind, own, routes = Kind.KEEPALIVE, self.number, self._routes.items()
@@ -180,19 +286,17 @@ class IceAgent:
             return []
         if message.nonce in _halves(route.salt):
             return []
-        _, asked = self._challenges.get(message.sender, (NOTHING, -CHALLENGE_SECONDS))
-        if now - asked < CHALLENGE_SECONDS:
+        if now - route.challenge[1] < CHALLENGE_SECONDS:
             return []
         nonce = self.draw(NONCE)
-        self._challenges[message.sender] = nonce, now
+        route.challenge = nonce, now
         asks = ConnectivityMessage(Kind.CHECK, self.number, message.sender, short(route.own), nonce)
         return [(source, asks)]
 
     def _answer_received(self, message: ConnectivityMessage, source: Address) -> Sends:
         number, one = message.sender, self._attempts.get(message.sender)
-        check, _ = self._challenges.get(number, (NOTHING, 0.0))
         route = self._routes.get(number)
-        if route is not None and check == message.echo != NOTHING:
+        if route is not None and route.challenge[0] == message.echo != NOTHING:
             route.doubted |= message.nonce != NOTHING and message.nonce not in _halves(route.salt)
             return []
         if one is None or message.echo != one.nonce:
@@ -242,7 +346,6 @@ class IceAgent:
     def _connect(self, number: int, one: _Attempt, place: Address, salt: bytes) -> None:
         self._routes[number] = Route(one.incarnation, one.own, place, salt, self.clock())
         self._attempts.pop(number)
-        self._challenges.pop(number, None)
 
     def _request(self, number: int, one: _Attempt) -> ConnectivityMessage:
         incarnation = short(one.own)

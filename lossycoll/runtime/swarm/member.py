@@ -16,38 +16,28 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from lossycoll.errors import (
-    LossyError,
-    OperationTimeout,
-    OptionError,
-    RendezvousError,
-)
+from lossycoll.errors import EngineError, LossyError, OperationTimeout, OptionError, RendezvousError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Plan, signature
 from lossycoll.runtime.collectives.operations import lossy_delivery
 from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.engine.binding import DType, EngineCall
 from lossycoll.runtime.engine.failures import Where, place_text
+from lossycoll.runtime.engine.host import Host
 from lossycoll.runtime.engine.payload import payload_bytes
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.net.interfaces import choose
 
-from .client import DirectoryClient
+from .client import DirectoryClient, Listener
 from .directory_list import Begin
 from .directory_transport import DirectoryTransport, ZmqDirectoryTransport
-from .endpoint import Endpoint, Endpoints
+from .ice_agent import key_of
 from .means import BoundedRound, MeanEncoding, MeanRound, Round
-from .nat_agent import KEEPALIVE_SECONDS
+from .nat_agent import KEEPALIVE_SECONDS, NatAgent
 from .paths import Floats, Paths, outcome
 from .peer_status import PeerFile
-from .protocol import (
-    WHY_ABSENT,
-    Averages,
-    Group,
-    Member,
-    Offers,
-)
-from .state_transfer import Snapshot, TransferredState
+from .protocol import MOST_PEERS, WHY_ABSENT, Averages, Group, Here, Member, Offers, Transfer
+from .state_transfer import Offered, Snapshot, StateTransfers, TransferredState
 
 MTU: Final = 1500  # MTU of all swarms: peers may be anywhere
 ASK_SECONDS: Final = 2.0  # for the directory to say who is there, when no round has begun
@@ -96,8 +86,27 @@ class RoundReport:
     refused: tuple[int, ...] = ()
 
 
-class SwarmMember:
-    """A peer of a swarm, from when it has joined until ``close``. ``directories``: (host, port) of
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Engine of a peer under one of its numbers, and what goes by its socket. ``place``: the
+    socket's address, as this machine sees it."""
+
+    place: Address
+    nat_agent: NatAgent
+    paths: Paths
+    transfers: StateTransfers
+
+    def close(self) -> None:
+        """Others may have to ask for packets no more. Idempotent."""
+        self.nat_agent.close()
+        self.transfers.close()
+        self.paths.close()
+
+
+class SwarmMember(Listener):
+    """A peer of a swarm, from when it has joined until ``close``. Packets of a number that a peer
+    had would be taken for those of another: so it opens an endpoint for each number that a
+    directory gives it. ``directories``: (host, port) of
     each that may be asked. ``own_directory``: the directory listens on all of this machine's
     addresses, for others too. ``keepalive``: seconds between two signs of life to the directory's
     UDP port and to each peer. ``rate``: bytes/s of this peer's link; 0: unknown. ``transport``: to
@@ -119,12 +128,20 @@ class SwarmMember:
         begin: Begin | None = None,
     ) -> None:
         self._options = self._delivery = options or Options(link="udp")
+        self._secret, self._keepalive = secret, keepalive
+        self._asks_reflexive = transport is None  # directories know reflexive addresses
         self._rate = rate
         self._rounds = threading.Lock()  # one round at a time
         self._unreachable: Sequence[Member] = ()  # members of the round that are out of reach
         self._max_norm = 0.0
         self.said: Averages | None = None  # averaged tensors, as accepted by the directory
         self._offer = Offers(0)
+        self._offered = Offered()
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        """No two are opened at once, nor one for a number that is another's by then."""
+        self._endpoints: list[Endpoint] = []
+        """By former numbers, of which others may still ask for packets; last the present one."""
         self.client = DirectoryClient(
             directories, name, transport or ZmqDirectoryTransport(secret), begin
         )
@@ -141,16 +158,9 @@ class SwarmMember:
             self.means = MeanEncoding(self._options.encoding, self._payload)
             self._plain = MeanEncoding("same", self._payload)
             self._has_told = False  # that packets carry plain floats
-            self._endpoints = Endpoints(
-                self.client,
-                joined,
-                address=self.address,
-                payload_bytes=self._payload,
-                secret=secret,
-                options=self._options,
-                asks_reflexive=transport is None,
-                keepalive=keepalive,
-            )
+            self.client.listener = self
+            with self._opening:
+                self._open((self.client.joined or joined).number)
         except BaseException:
             self._leave()
             raise
@@ -161,7 +171,7 @@ class SwarmMember:
 
     @property
     def _endpoint(self) -> Endpoint:
-        return self._endpoints.now
+        return self._endpoints[-1]
 
     def _leave(self) -> None:
         self.client.close()
@@ -172,7 +182,7 @@ class SwarmMember:
         # Before others hear that this peer has gone: then they wait for no packet of it.
         self._endpoint.paths.flush()
         self._leave()
-        endpoints = self._endpoints.all()
+        endpoints = self._all()
         for endpoint in endpoints:
             endpoint.nat_agent.close()
             endpoint.transfers.close()
@@ -237,7 +247,7 @@ class SwarmMember:
 
     def _agree(self, wanted: Averages, timeout: float) -> None:
         self.client.averages(wanted, timeout)
-        self.said, self._endpoints.offered.schema = wanted, wanted.schema
+        self.said, self._offered.schema = wanted, wanted.schema
 
     @property
     def averages_now(self) -> bool:
@@ -257,13 +267,82 @@ class SwarmMember:
                 f"same; {len(found)} are there: {', '.join(found)}"
             ) from None
 
+    # ---- endpoints ----
+
+    def _all(self) -> list[Endpoint]:
+        with self._lock:
+            return list(self._endpoints)
+
+    def joined(self, number: int) -> None:
+        """A directory has given a number. A round or a transfer that is on ends as it was."""
+        with self._opening:
+            if not self._endpoints:  # the first one hasn't been opened
+                return
+            if number == self.number:  # this directory may see the socket otherwise
+                self._endpoint.nat_agent.ask()
+                return
+            try:
+                self._open(number)
+            except EngineError:  # of the ports that there may be, the former has the last
+                for one in self._all():
+                    one.close()
+                self._open(number)
+
+    def _open(self, number: int) -> None:
+        session, secret, options = self.session, self._secret, self._options
+        host = Host(number, MOST_PEERS, self.address, payload_bytes=self._payload, options=options)
+        try:
+            if secret is not None:
+                host.seal(b"", secret.filter(session))
+            out_of_band = host.out_of_band()
+            place = (self.address, host.link().port)
+            places = [place if one == number else None for one in range(MOST_PEERS)]
+            host.start(int(session, 16), places)
+        except BaseException:
+            host.close()
+            raise
+        nat_agent = NatAgent(
+            out_of_band,
+            number,
+            key_of(secret, session),
+            lambda: self.client.directories.places[0] if self._asks_reflexive else None,
+            lambda reflexive, moved: self.say_address(place, reflexive, moved),
+            self._keepalive,
+        )
+        paths = Paths(host, session, secret, options, nat_agent, self.client.report_unreachable)
+        transfers = StateTransfers(paths, self._payload, self._offered)
+        with self._lock:
+            self._endpoints.append(Endpoint(place, nat_agent, paths, transfers))
+        self.say_address(place, nat_agent.reflexive_address() or place, False)
+
+    def say_address(self, place: Address, reflexive: Address, moved: bool) -> None:
+        """Tell the directory the reflexive address of the engine at ``place``. NAT agents' threads
+        call it, too."""
+        with self._lock:
+            if not self._endpoints or self._endpoint.place != place:
+                return  # one that this peer had by another number
+            self.client.say(Here(*place, () if reflexive == place else (reflexive,)))
+        if moved:  # and so are the routes that others know
+            self.client.renew()
+
+    def gone(self, incarnation: str) -> None:
+        for endpoint in self._all():
+            endpoint.paths.gone(incarnation)
+
+    def met(self, incarnations: Sequence[str]) -> None:
+        for endpoint in self._all():
+            endpoint.paths.confirm_alive(incarnations)
+
+    def donate(self, transfer: Transfer) -> None:
+        for endpoint in self._all()[-1:]:
+            endpoint.transfers.donate(transfer)
+
     # ---- states ----
 
     def offers(self, state: Callable[[], Snapshot] | None) -> None:
         """Offer this peer's state to newcomers from now on. ``state``: makes it, on a thread of
         this peer, whenever a joiner asks; None: nothing any more."""
-        offered = self._endpoints.offered
-        had, offered.state = offered.state, state
+        had, self._offered.state = self._offered.state, state
         if had is not None or state is not None:
             self._say_offer(replace(self._offer, has=int(state is not None)))
 
@@ -307,7 +386,10 @@ class SwarmMember:
         seconds. RendezvousError: the directory refuses this peer.
         """
         with self._rounds:
-            self._endpoints.close_former()
+            with self._lock:
+                former, self._endpoints = self._endpoints[:-1], self._endpoints[-1:]
+            for endpoint in former:
+                endpoint.close()
             try:
                 if self._file is not None:
                     self._file.waits(self.client.peers)
@@ -441,10 +523,9 @@ class SwarmMember:
         self, plan: Plan, parts: Sequence[float], timeout: float, means: MeanEncoding
     ) -> EngineCall:
         told = [int(np.float64(part).view(np.uint64)) for part in parts]
-        schema = self._endpoints.offered.schema
         return EngineCall.of(plan).given(
             dtype=DType.F32,
-            signature=signature("swarm", schema, plan.signature, means.numbers, told),
+            signature=signature("swarm", self._offered.schema, plan.signature, means.numbers, told),
             timeout=timeout,
             delivery=lossy_delivery(self._delivery),
             lingers=True,

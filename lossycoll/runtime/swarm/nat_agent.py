@@ -12,14 +12,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Address, Malformed
 from lossycoll.runtime.engine.out_of_band import OutOfBand
 
-from .connectivity import DIRECTORY, NONCE, NOTHING, ConnectivityMessage, Forged, Kind, pack, unpack
-from .ice_agent import IceAgent, Route, Sends
+from .ice_agent import (
+    DIRECTORY,
+    NONCE,
+    NOTHING,
+    ConnectivityMessage,
+    Forged,
+    IceAgent,
+    Kind,
+    Route,
+    Sends,
+    pack,
+    unpack,
+)
 from .protocol import Member
 
 KEEPALIVE_SECONDS: Final = 15.0
@@ -31,6 +43,7 @@ ASK_AGAIN: Final = 0.1
 ASKS: Final = 8  # times that it is asked at such intervals, until the next sign of life
 
 
+@dataclass(eq=False)
 class NatAgent:
     """NAT agent of one peer, until ``close``. Any thread may call. ``out_of_band``: of its engine,
     which has been started. ``directory``: address of the present directory; None: none knows
@@ -38,27 +51,20 @@ class NatAgent:
     whether the same directory saw another one before. ``keepalive``: seconds between two signs of
     life."""
 
-    def __init__(
-        self,
-        out_of_band: OutOfBand,
-        number: int,
-        key: bytes,
-        directory: Callable[[], Address | None],
-        on_reflexive: Callable[[Address, bool], None],
-        keepalive: float = KEEPALIVE_SECONDS,
-    ) -> None:
-        self._out_of_band = out_of_band
-        self._number = number
-        self._key = key
-        self._directory = directory
-        self._on_reflexive = on_reflexive
-        self._keepalive = keepalive
-        self._ice = IceAgent(number, time.monotonic, keepalive)
+    out_of_band: OutOfBand
+    number: int
+    key: bytes
+    directory: Callable[[], Address | None]
+    on_reflexive: Callable[[Address, bool], None]
+    keepalive: float
+
+    def __post_init__(self) -> None:
+        self._ice = IceAgent(self.number, time.monotonic, self.keepalive)
         self._asked: tuple[bytes, Address] = NOTHING, ("", 0)
         """The latest question to a directory: nonce, and which."""
         self._asks_left = ASKS
         self._asks_at = 0.0
-        self._keepalive_at = time.monotonic() + keepalive
+        self._keepalive_at = time.monotonic() + self.keepalive
         self._reflexive: tuple[Address, Address] | None = None
         """Reflexive address of the socket, and the directory that has seen it."""
         self._changed = threading.Condition()
@@ -70,7 +76,7 @@ class NatAgent:
     def reflexive_address(self, timeout: float = REFLEXIVE_SECONDS) -> Address | None:
         """Return the reflexive address of the socket; None: no directory has told it within
         ``timeout`` seconds."""
-        if self._directory() is None:
+        if self.directory() is None:
             return None
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._reflexive is not None, timeout)
@@ -91,7 +97,7 @@ class NatAgent:
                 lambda: self._closed or not any(map(ice.is_trying, members)), timeout
             )
             if self._closed:
-                raise ClosedError(f"peer {self._number} has left the swarm")
+                raise ClosedError(f"peer {self.number} has left the swarm")
             for one in members:
                 ice.give_up(one.incarnation)
                 if (route := ice.route(one, own)) is not None:
@@ -117,7 +123,7 @@ class NatAgent:
         """Datagrams that changed nothing, by why: those of :class:`IceAgent`; forged: nobody of
         this swarm has made it; malformed: no message; dropped: too long, or more than was taken."""
         with self._changed:
-            return self._ice.counts + Counter(dropped=self._out_of_band.dropped)
+            return self._ice.counts + Counter(dropped=self.out_of_band.dropped)
 
     def close(self) -> None:
         """End the thread; callers that look for routes get ClosedError. Idempotent."""
@@ -140,13 +146,13 @@ class NatAgent:
 
     def _run(self) -> None:
         poller = select.poll()
-        for descriptor in (self._wake, self._out_of_band.descriptor):
+        for descriptor in (self._wake, self.out_of_band.descriptor):
             poller.register(descriptor, select.POLLIN)
         while not self._closed:
             for descriptor, _ in poller.poll(1000 * self._wait()):
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(descriptor)
-            while not self._closed and (heard := self._out_of_band.heard()) is not None:
+            while not self._closed and (heard := self.out_of_band.heard()) is not None:
                 self._take(*heard)
             with self._changed:
                 self._say(self._ice.due())
@@ -161,26 +167,26 @@ class NatAgent:
     def _send_keepalives(self) -> None:
         now = time.monotonic()
         if now >= self._keepalive_at:
-            self._keepalive_at = now + self._keepalive
+            self._keepalive_at = now + self.keepalive
             self._say(self._ice.keepalives())
         if now < self._asks_at:
             return
-        place = self._directory()
+        place = self.directory()
         if place is None:
-            self._asks_at = now + self._keepalive
+            self._asks_at = now + self.keepalive
             return
         nonce, asked = self._asked
         if nonce == NOTHING or asked != place:  # else an answer to it may be on its way
             nonce = secrets.token_bytes(NONCE)
         self._asked = nonce, place
-        self._say([(place, ConnectivityMessage(Kind.CHECK, self._number, DIRECTORY, nonce=nonce))])
+        self._say([(place, ConnectivityMessage(Kind.CHECK, self.number, DIRECTORY, nonce=nonce))])
         self._asks_left -= 1
-        self._asks_at = now + (ASK_AGAIN if self._asks_left else self._keepalive)
+        self._asks_at = now + (ASK_AGAIN if self._asks_left else self.keepalive)
         self._asks_left = max(1, self._asks_left)
 
     def _take(self, source: Address, data: bytes) -> None:
         try:
-            message = unpack(data, self._key)
+            message = unpack(data, self.key)
         except Malformed as error:
             self._ice.counts["forged" if isinstance(error, Forged) else "malformed"] += 1
             return
@@ -194,18 +200,18 @@ class NatAgent:
     def _reflexive_received(self, message: ConnectivityMessage) -> None:
         with self._changed:
             nonce, place = self._asked
-            fits = message.kind == Kind.ANSWER and message.receiver == self._number
+            fits = message.kind == Kind.ANSWER and message.receiver == self.number
             if not fits or message.reflexive is None or message.echo != nonce or nonce == NOTHING:
                 self._ice.counts["stale"] += 1
                 return
             self._asked = NOTHING, place
-            self._asks_left, self._asks_at = 1, time.monotonic() + self._keepalive
+            self._asks_left, self._asks_at = 1, time.monotonic() + self.keepalive
             before, self._reflexive = self._reflexive, (message.reflexive, place)
             self._changed.notify_all()
         if before != self._reflexive:
             moved = before is not None and before[1] == place
-            self._on_reflexive(message.reflexive, moved)
+            self.on_reflexive(message.reflexive, moved)
 
     def _say(self, sends: Sends) -> None:
         for place, message in sends:
-            self._out_of_band.say(place, pack(message, self._key))
+            self.out_of_band.say(place, pack(message, self.key))

@@ -4,21 +4,20 @@ yields. :class:`DirectoryProbe` carries its questions to others. docs/moshpit.md
 
 from __future__ import annotations
 
+import contextlib
 import math
 import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-from lossycoll.runtime.control.events import Event, Peer, Readable
 from lossycoll.runtime.control.schema import Address, Malformed
-from lossycoll.runtime.control.transport import Transport
 
 from .directory import LEASE, Directory
 from .directory_list import ANY_ADDRESS
-from .directory_transport import TransportConnection
+from .directory_transport import TransportConnection, ZmqDirectoryTransport
 from .protocol import MOST_PEERS, DirectoryStatus, Join, pack, unpack
 
 ASK_SECONDS: Final = 5.0  # between two times that others are asked, give or take a quarter
@@ -199,60 +198,47 @@ class _Query:
     """The answer's status; None: the connection isn't there yet."""
 
 
+@dataclass(eq=False)
 class DirectoryProbe:
     """Questions of a directory to others of its swarm, each over a connection of its own.
     ``merge``: which says whom to ask, and what an answer means."""
 
-    def __init__(self, merge: PartitionMerge, transport: Transport, host: str, port: int) -> None:
-        self._merge = merge
-        self._transport = transport
-        self._host = host
-        self._port = port
-        self._queries: dict[Peer, _Query] = {}
+    merge: PartitionMerge
+    transport: ZmqDirectoryTransport
+    host: str
+    port: int
+    _queries: list[_Query] = field(default_factory=list)
 
     def place(self, own: str) -> Address:
         """Address by which the other end of a connection finds this directory. ``own``: the numeric
         address of the connection's end here."""
-        here = own.partition("%")[0] if self._host in ANY_ADDRESS else self._host
-        return here or self._host, self._port
-
-    def asks(self, peer: Peer) -> bool:
-        return peer in self._queries
+        here = own.partition("%")[0] if self.host in ANY_ADDRESS else self.host
+        return here or self.host, self.port
 
     def wakes(self) -> float:
         """When :meth:`turn` may have something to do, on the clock."""
-        return min([self._merge.wakes(), *(one.until for one in self._queries.values())])
+        return min([self.merge.wakes(), *(one.until for one in self._queries)])
 
-    def turn(self, others: Sequence[Address]) -> None:
-        """Ask the directories that are due, and give up questions that take too long. ``others``:
-        directories that the peer knows whose this one is."""
-        now = time.monotonic()
-        for one in list(self._queries.values()):
-            if now > one.until:
-                self._end(one)
+    def turn(self, others: Sequence[Address]) -> Address | None:
+        """Take answers, ask the directories that are due, and give up questions that take too long.
+        ``others``: directories that the peer knows whose this one is. Returns the directory to
+        which this one yields now; None: it doesn't."""
+        now, to = time.monotonic(), None
+        for one in list(self._queries):
+            found = one.connection.read()
+            if found or one.connection.broken or now > one.until:
+                self._queries.remove(one)
+                one.connection.close()
+                if found and now <= one.until and self._yields(one, found[0]):
+                    to = one.place
             elif one.asked is None and one.connection.reached:
-                one.asked = self._merge.status(self.place(one.connection.own))
+                one.asked = self.merge.status(self.place(one.connection.own))
                 one.connection.write(pack(one.asked))
-        for place in self._merge.due((self._host, self._port), others):
-            self._ask(place, now + ANSWER_SECONDS)
-
-    def serve(self, event: Event) -> Address | None:
-        """Something has happened to a question. Returns the directory to which this one yields by
-        it; None: it doesn't."""
-        assert not isinstance(event, Readable)
-        one = self._queries[event.peer]
-        one.connection.take(event)
-        found = one.connection.read()
-        if found or one.connection.broken:
-            self._end(one)
-        return one.place if found and self._yields(one, found[0]) else None
-
-    def _ask(self, place: Address, until: float) -> None:
-        try:
-            connection = TransportConnection(self._transport, self._transport.connect(place))
-        except OSError:  # no address
-            return
-        self._queries[connection.peer] = _Query(place, connection, until)
+        for place in self.merge.due((self.host, self.port), others):
+            with contextlib.suppress(OSError):  # no address
+                connection = self.transport.reach(place, "")
+                self._queries.append(_Query(place, connection, now + ANSWER_SECONDS))
+        return to
 
     def _yields(self, one: _Query, said: bytes) -> bool:
         try:
@@ -261,8 +247,4 @@ class DirectoryProbe:
             return False
         if not isinstance(other, DirectoryStatus) or one.asked is None:
             return False
-        return time.monotonic() <= one.until and self._merge.answered(one.asked, other, one.place)
-
-    def _end(self, one: _Query) -> None:
-        if self._queries.pop(one.connection.peer, None) is not None:
-            one.connection.close()
+        return self.merge.answered(one.asked, other, one.place)

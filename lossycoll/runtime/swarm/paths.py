@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -48,28 +48,23 @@ class _Over:
             return False
 
 
+@dataclass(eq=False)
 class Paths:
     """Paths of an engine whose peers come and go. Any thread may call. The engine lets go of a peer
     only when no group has it as a member: groups of rounds that are over, and of transfers, are
     closed for that. ``secret``: the swarm's; None: all is in clear. ``on_unreachable``: told the
     incarnations of those to whom there is none."""
 
-    def __init__(
-        self,
-        host: Host,
-        session: str,
-        secret: Secret | None,
-        options: Options,
-        nat_agent: NatAgent,
-        on_unreachable: Callable[[Sequence[str]], None],
-    ) -> None:
+    host: InitVar[Host]
+    session: str
+    secret: Secret | None
+    options: Options
+    nat_agent: NatAgent
+    on_unreachable: Callable[[Sequence[str]], None]
+
+    def __post_init__(self, host: Host) -> None:
         self._host: Host | None = host
-        self.number: Final = host.process
-        self._session = session
-        self._secret = secret
-        self._options = options
-        self._nat_agent = nat_agent
-        self._on_unreachable = on_unreachable
+        self.number = host.process
         self._lock = threading.RLock()
         self._known: dict[int, tuple[str, bytes]] = {}
         """Incarnation of each peer, and the salt of its route."""
@@ -96,12 +91,12 @@ class Paths:
         Returns those that aren't known: there is no route to them, or a round with them is on.
         ClosedError: this peer has left the swarm."""
         there = [member for member in members if not self.has_gone(member.incarnation)]
-        routes = self._nat_agent.find_routes(there, own, min(timeout, ROUTE_SECONDS))
+        routes = self.nat_agent.find_routes(there, own, min(timeout, ROUTE_SECONDS))
         unreachable = [member for member in members if member.number not in routes]
         if silent := [
             member.incarnation for member in unreachable if not self.has_gone(member.incarnation)
         ]:
-            self._on_unreachable(silent)
+            self.on_unreachable(silent)
         for member in members:
             route = routes.get(member.number)
             if route is None:
@@ -120,17 +115,17 @@ class Paths:
                 return
             self.close_over(member.number)
             keys = b""
-            if self._secret is not None:
+            if self.secret is not None:
                 salt = route.salt.hex()
-                keys = self._secret.derived("swarm", self._session, own, member.incarnation, salt)
-                keys += self._secret.derived("swarm", self._session, member.incarnation, own, salt)
+                keys = self.secret.derived("swarm", self.session, own, member.incarnation, salt)
+                keys += self.secret.derived("swarm", self.session, member.incarnation, own, salt)
             self._engine().admit(member.number, route.place, keys)
             self._known[member.number] = member.incarnation, route.salt
 
     def gone(self, incarnation: str) -> None:
         """Note that a peer is lost, or has left: the other ends of its transfers hear that.
         ``incarnation``: the one of its that is over."""
-        self._nat_agent.give_up(incarnation)
+        self.nat_agent.give_up(incarnation)
         with self._lock:
             self._gone[incarnation] = None
             if len(self._gone) > MOST_GONE:
@@ -159,7 +154,7 @@ class Paths:
                 if incarnation in self._gone:
                     self.close_over(number)
                     self._engine().admit(number, None)
-                    self._nat_agent.forget(number)
+                    self.nat_agent.forget(number)
                     del self._known[number]
 
     def rank_in(self, members: Sequence[Member]) -> int:
@@ -178,7 +173,7 @@ class Paths:
             len(members),
             number=number,
             fault_group=number,
-            options=self._options,
+            options=self.options,
             members=tuple(member.number for member in members),
         )
 

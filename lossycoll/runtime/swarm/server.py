@@ -15,24 +15,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lossycoll.errors import RendezvousError
-from lossycoll.runtime.control.events import Connected, Event, Peer, Readable
+from lossycoll.runtime.control.events import Event, Peer, Readable
 from lossycoll.runtime.control.schema import Malformed
-from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.engine.host import close_in_children
 from lossycoll.runtime.keys.secret import Secret
 
-from .connectivity import (
-    CONNECTIVITY_BYTES,
-    DIRECTORY,
-    ConnectivityMessage,
-    Forged,
-    Kind,
-    key_of,
-    pack,
-    unpack,
-)
-from .directory import GROUP_SIZE, PATIENCE, Directory
-from .directory_transport import FINISH_SECONDS, HANDSHAKE_SECONDS, TransportConnection, swarm_keys
+from . import ice_agent
+from .directory import PATIENCE, Directory
+from .directory_transport import FINISH_SECONDS, ZmqDirectoryTransport
+from .ice_agent import CONNECTIVITY_BYTES, DIRECTORY, ConnectivityMessage, Forged, Kind
 from .partition_merge import DirectoryProbe, PartitionMerge
 from .protocol import MOST_PEERS, Redirect
 from .service import NOBODY, STRANGERS, DirectoryService, Owner, PeerSession
@@ -64,7 +55,6 @@ class DirectoryServer:
         secret: Secret | None = None,
         *,
         shape: Sequence[int] = (),
-        most: int = GROUP_SIZE,
         patience: float = PATIENCE,
         session: str = "",
         owner: Owner = NOBODY,
@@ -72,22 +62,19 @@ class DirectoryServer:
         waits: float = 0.0,
     ) -> None:
         self._secret = secret
-        self._directory = Directory(
-            time.monotonic, shape=shape, most=most, patience=patience, session=session
-        )
+        self._directory = Directory(time.monotonic, shape=shape, patience=patience, session=session)
         self._connectivity_key = "", b""  # session of the key, and the key
         ports = bound or bound_to(host, port)
         try:
             # For whoever listens here next, while connections of this one are on their way out.
             ports.tcp.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             ports.tcp.listen(MOST_PEERS)
-            self._transport = Transport(
-                swarm_keys(secret), strangers=_most_strangers(), handshake=HANDSHAKE_SECONDS
-            )
+            self._links = ZmqDirectoryTransport(secret, _most_strangers())
         except OSError as error:
             ports.close()
             raise RendezvousError(f"no directory at {host}:{port}: {error.strerror}") from error
         self.port: int = ports.port
+        self._transport = self._links.transport
         self._transport.listen(ports.tcp)
         self.reflexive = ReflexiveAddressServer(ports.udp, self._key)
         self._transport.watch(self.reflexive.fileno())
@@ -99,9 +86,9 @@ class DirectoryServer:
             self._directory, owner=self._owner, merge=self._merge, waits=waits
         )
         self.counts: Counter[str] = self._service.counts
-        self._sessions: dict[Peer, tuple[PeerSession, TransportConnection]] = {}
+        self._sessions: dict[Peer, PeerSession] = {}
         self._has_warned = False
-        self._probe = DirectoryProbe(self._merge, self._transport, host, self.port)
+        self._probe = DirectoryProbe(self._merge, self._links, host, self.port)
         self._stop = False
         self._leaves = False  # its owner is about to leave
         self._is_free = threading.Event()  # and nobody needs the directory
@@ -123,15 +110,14 @@ class DirectoryServer:
         if self._stop or self._transport.closed:
             return
         self._leaves = True
-        self._transport.wake()
+        self._links.wake()
         self._is_free.wait(seconds)
 
     def close(self) -> None:
         if self._stop:
             return
         self._stop = True
-        if not self._transport.closed:
-            self._transport.wake()
+        self._links.wake()
         self._thread.join()
         self._transport.close(FINISH_SECONDS if self._has_served_on else 0.0)
 
@@ -153,7 +139,7 @@ class DirectoryServer:
         it."""
         session = self._directory.session
         if self._connectivity_key[0] != session:
-            self._connectivity_key = session, key_of(self._secret, session)
+            self._connectivity_key = session, ice_agent.key_of(self._secret, session)
         return self._connectivity_key[1]
 
     def _turn(self) -> None:
@@ -166,38 +152,32 @@ class DirectoryServer:
                 self._take(event)
             events = self._transport.poll(0.0) if taken < AT_ONCE else []
         self._see_to_descriptors()
+        client = self._owner.client()
+        to = self._probe.turn(client.directories.heard if client else ())
+        if to is not None:
+            log.info("directory: its peers turn to %s:%d", *to)
+            self._service.tell_all(Redirect(*to))
         self._service.turn()
         if self._leaves and not self._is_free.is_set():
             if self._directory.is_needed(self._owner.name):
                 self._has_served_on = True
             else:
                 self._is_free.set()
-        client = self._owner.client()
-        self._probe.turn(client.directories.heard if client else ())
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Readable):
             self.reflexive.serve()
-        elif self._probe.asks(event.peer):
-            to = self._probe.serve(event)
-            if to is not None:
-                log.info("directory: its peers turn to %s:%d", *to)
-                self._service.tell_all(Redirect(*to))
-        elif isinstance(event, Connected):
-            peer = event.peer
-            connection = TransportConnection(self._transport, peer, event.own)
-            session = self._service.admit(
-                connection,
-                lambda: self._sessions.pop(peer, None),
-                lambda: self._probe.place(connection.own),
+            return
+        peer, connection = event.peer, self._links.take(event)
+        if connection is not None:
+            own = connection.own
+            self._sessions[peer] = self._service.admit(
+                connection, lambda: self._sessions.pop(peer, None), lambda: self._probe.place(own)
             )
-            self._sessions[peer] = session, connection
-        elif event.peer in self._sessions:
-            session, connection = self._sessions[event.peer]
-            connection.take(event)
+        elif session := self._sessions.get(peer):
             self._service.hear(session)
             if session.number >= 0:
-                self._transport.admit(event.peer)
+                self._transport.admit(peer)
 
     def _see_to_descriptors(self) -> None:
         """When few are left, take as many as the process may have: libzmq says nothing of
@@ -280,53 +260,50 @@ def bound(host: str, port: int, kind: socket.SocketKind) -> socket.socket:
     return made
 
 
+@dataclass(eq=False)
 class ReflexiveAddressServer:
     """STUN-like server beside a listener of TCP, on the same address and port. ``bound``: a socket
     that has the address; the server's from then on. ``key``: authenticates the swarm's connectivity
     messages, at present."""
 
-    def __init__(
-        self,
-        bound: socket.socket,
-        key: Callable[[], bytes],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._key = key
-        self._clock = clock
-        self._credit, self._credited = BURST, clock()
+    bound: socket.socket
+    key: Callable[[], bytes]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._credit, self._credited = BURST, self.clock()
         self.counts: Counter[str] = Counter()
         """Datagrams, by what became of them: answered, forged, malformed, over_rate, unsent."""
-        self._socket = bound
         # An answer has to leave from the address that was asked, of several that the host may have.
         with contextlib.suppress(OSError):
-            if bound.family == socket.AF_INET:
-                self._socket.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
+            if self.bound.family == socket.AF_INET:
+                self.bound.setsockopt(socket.IPPROTO_IP, IP_PKTINFO, 1)
             else:
-                self._socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
+                self.bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)
 
     def fileno(self) -> int:
-        return self._socket.fileno()
+        return self.bound.fileno()
 
     def serve(self) -> None:
         """Answers what has come. An answer is as long as its question."""
         for _ in range(TAKEN_AT_ONCE):
             try:
-                data, info, _, source = self._socket.recvmsg(CONNECTIVITY_BYTES + 1, 256)
+                data, info, _, source = self.bound.recvmsg(CONNECTIVITY_BYTES + 1, 256)
             except OSError:  # nothing more, or what a router says of an answer
                 return
             answer = self._answer(data, source)
             if answer is None:
                 continue
             try:
-                self._socket.sendmsg([answer], _back(info), 0, source)
+                self.bound.sendmsg([answer], _back(info), 0, source)
                 self.counts["answered"] += 1
             except OSError:
                 self.counts["unsent"] += 1
 
     def _answer(self, data: bytes, source: tuple[Any, ...]) -> bytes | None:
-        key = self._key()
+        key = self.key()
         try:
-            message = unpack(data, key)
+            message = ice_agent.unpack(data, key)
             to, sender = message.receiver, message.sender
             if message.kind != Kind.CHECK or to != DIRECTORY or sender == DIRECTORY:
                 raise Malformed("not for a directory")
@@ -337,7 +314,7 @@ class ReflexiveAddressServer:
             self.counts["over_rate"] += 1
             return None
         reflexive = str(source[0]), int(source[1])
-        return pack(
+        return ice_agent.pack(
             ConnectivityMessage(
                 Kind.ANSWER, DIRECTORY, message.sender, echo=message.nonce, reflexive=reflexive
             ),
@@ -345,7 +322,7 @@ class ReflexiveAddressServer:
         )
 
     def _may_answer(self) -> bool:
-        now = self._clock()
+        now = self.clock()
         self._credit = min(BURST, self._credit + RATE * (now - self._credited))
         self._credited = now
         if self._credit < 1:
@@ -354,7 +331,7 @@ class ReflexiveAddressServer:
         return True
 
     def close(self) -> None:
-        self._socket.close()
+        self.bound.close()
 
 
 def _back(info: list[tuple[int, int, bytes]]) -> list[tuple[int, int, bytes]]:

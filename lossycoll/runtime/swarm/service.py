@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from lossycoll.runtime.control.schema import Address, Malformed, OtherVersion
 
@@ -16,16 +16,7 @@ from .client import DirectoryClient
 from .directory import Directory
 from .directory_transport import Connection
 from .partition_merge import PartitionMerge
-from .protocol import (
-    MOST_DIRECTORIES,
-    MOST_NAMES,
-    MOST_PEERS,
-    START,
-    VERSION,
-    Message,
-    pack,
-    unpack,
-)
+from .protocol import MOST_NAMES, MOST_PEERS, START, VERSION, Message, pack, unpack
 
 JOIN_SECONDS: Final = 5.0  # a stranger that hasn't joined by then is dropped
 PROBE_SECONDS: Final = 2.0
@@ -57,7 +48,6 @@ class Claim:
     """Wish of a stranger for the name of a peer that is here, and may have died unseen. ``holder``:
     the peer's number; ``asked``: when that was asked whether it lives."""
 
-    session: PeerSession
     wanted: protocol.Join
     holder: int
     asked: float
@@ -98,14 +88,29 @@ class DirectoryService:
         self._waits_until = time.monotonic() + waits
         self.counts: Counter[str] = Counter()
         """Counts of malformed messages, and of silent peers whose names others have taken."""
-        self._strangers: dict[int, PeerSession] = {}  # in the order in which they came
-        self._claims: dict[int, Claim] = {}
+        self._strangers: dict[PeerSession, None] = {}  # in the order in which they came
+        self._claims: dict[PeerSession, Claim] = {}
         self._sessions: dict[int, PeerSession] = {}
         self._listed: tuple[Address, ...] = ()
         """The directories that all have been told of, and when they may be told of others."""
         self._list_at = 0.0
         self._present = protocol.Present(())
         self._unaware: list[int] = []  # peers that don't have the list of peers yet
+        self._takes: dict[type[Message], Callable[[int, Any], object]] = {
+            protocol.Here: directory.here,
+            protocol.Serves: directory.serves,
+            protocol.Offers: directory.offers,
+            protocol.Averages: self._take_averages,
+            protocol.Ready: lambda peer, said: directory.ready(peer, said.weight),
+            protocol.Seek: lambda peer, said: directory.seeks(peer, said.donors),
+            protocol.Unreachable: lambda peer, said: directory.report_unreachable(
+                peer, said.incarnations
+            ),
+            protocol.Who: lambda peer, _: self._tell(peer, *self._names()),
+            protocol.Heartbeat: lambda peer, _: self._tell(peer, self._heartbeat()),
+            protocol.Redirect: lambda peer, _: self._lose(peer, redirected=True),
+            protocol.Leave: lambda peer, _: self._lose(peer),
+        }
 
     # ---- by what carries the connections ----
 
@@ -116,9 +121,9 @@ class DirectoryService:
         place: Callable[[], Address] = lambda: ("", 0),
     ) -> PeerSession:
         session = PeerSession(connection, dropped, place, time.monotonic())
-        self._strangers[id(session)] = session
+        self._strangers[session] = None
         if len(self._strangers) > self._most:
-            self._drop(next(iter(self._strangers.values())))
+            self._drop(next(iter(self._strangers)))
         return session
 
     def hear(self, session: PeerSession) -> None:
@@ -144,13 +149,10 @@ class DirectoryService:
 
     def turn(self) -> None:
         now = time.monotonic()
-        while self._strangers:
-            first = next(iter(self._strangers.values()))
-            if now - first.since <= JOIN_SECONDS:
-                break
+        while (first := next(iter(self._strangers), None)) and now - first.since > JOIN_SECONDS:
             self._drop(first)
-        for claim in list(self._claims.values()):
-            self._settle(claim, now)
+        for session, claim in list(self._claims.items()):
+            self._settle(session, claim, now)
         for number in self._directory.overdue():
             if number in self._sessions:
                 self.end(self._sessions[number])
@@ -199,38 +201,20 @@ class DirectoryService:
     def _take(self, session: PeerSession, message: Message) -> None:
         if session.number < 0:
             self._take_first(session, message)
-            return
-        self._directory.beat(session.number)
-        if isinstance(message, protocol.Here):
-            self._directory.here(session.number, message)
-        elif isinstance(message, protocol.Serves):
-            self._directory.serves(session.number, message)
-        elif isinstance(message, protocol.Redirect):
-            self._lose(session.number, redirected=True)
-        elif isinstance(message, protocol.Averages):
-            answer = self._directory.averages(session.number, message)
-            if answer is not None:
-                self._tell(session.number, answer)
-        elif isinstance(message, protocol.Who):
-            for part in self._names():
-                self._tell(session.number, part)
-        elif isinstance(message, protocol.Ready):
-            self._directory.ready(session.number, message.weight)
-        elif isinstance(message, protocol.Unreachable):
-            self._directory.report_unreachable(session.number, message.incarnations)
-        elif isinstance(message, protocol.Offers):
-            self._directory.offers(session.number, message)
-        elif isinstance(message, protocol.Seek):
-            self._directory.seeks(session.number, message.donors)
-        elif isinstance(message, protocol.Heartbeat):
-            self._tell(session.number, protocol.Heartbeat(len(self._directory.peers)))
-        elif isinstance(message, protocol.Leave):
-            self._lose(session.number)
+        else:
+            self._directory.beat(session.number)
+            if take := self._takes.get(type(message)):
+                take(session.number, message)
+
+    def _take_averages(self, number: int, wanted: protocol.Averages) -> None:
+        answer = self._directory.averages(number, wanted)
+        if answer is not None:
+            self._tell(number, answer)
 
     def _take_first(self, session: PeerSession, message: Message) -> None:
         """Take a message of a stranger: a peer that joins, another directory, or somebody who
         looks who is there."""
-        claims = id(session) in self._claims
+        claims = session in self._claims
         if isinstance(message, protocol.Join) and not claims:
             self._join(session, message, may_claim=True)
         elif isinstance(message, protocol.DirectoryStatus) and self._merge is not None:
@@ -247,10 +231,10 @@ class DirectoryService:
     def _say_who_serves(self, session: PeerSession) -> None:
         """Answer a newcomer that looks for the directory in use, and may ask again."""
         places = self._instead(NEWCOMER)
-        here = protocol.Heartbeat(len(self._directory.peers))
-        session.connection.write(pack(here if places is None else _others(places)))
+        answer = self._heartbeat() if places is None else _others(places)
+        session.connection.write(pack(answer))
         session.since = time.monotonic()
-        self._strangers[id(session)] = self._strangers.pop(id(session))
+        self._strangers[session] = self._strangers.pop(session)
 
     def _join(self, session: PeerSession, wanted: protocol.Join, *, may_claim: bool) -> None:
         places = self._instead(wanted)
@@ -262,8 +246,7 @@ class DirectoryService:
             self._lose(wanted.number)
         holder = self._directory.holder(wanted.name)
         if holder is not None and may_claim:
-            claim = Claim(session, wanted, holder.number, time.monotonic())
-            self._claims[id(session)] = claim
+            self._claims[session] = Claim(wanted, holder.number, time.monotonic())
             self._tell(holder.number, protocol.Probe())
             return
         answer = self._directory.join(wanted)
@@ -271,12 +254,12 @@ class DirectoryService:
             self._last(session, answer)
             return
         session.number = answer.number
-        del self._strangers[id(session)]
+        del self._strangers[session]
         self._sessions[answer.number] = session
         session.connection.write(pack(answer))
         self._tell(answer.number, protocol.Directories(self._directory.directories()))
 
-    def _settle(self, claim: Claim, now: float) -> None:
+    def _settle(self, session: PeerSession, claim: Claim, now: float) -> None:
         """Give a name to whoever claims it, once its holder has gone or is silent; or refuse it."""
         holder = self._directory.holder(claim.wanted.name)
         if holder is not None and holder.number == claim.holder and holder.seen <= claim.asked:
@@ -284,8 +267,8 @@ class DirectoryService:
                 return
             self.counts["replaced"] += 1
             self.end(self._sessions[claim.holder])
-        del self._claims[id(claim.session)]
-        self._join(claim.session, claim.wanted, may_claim=False)
+        del self._claims[session]
+        self._join(session, claim.wanted, may_claim=False)
 
     def _instead(self, wanted: protocol.Join) -> list[Address] | None:
         """Return the directories that a peer should ask instead; None: it is right here."""
@@ -321,6 +304,9 @@ class DirectoryService:
         if some:
             self._tell_each(some, self._present)
 
+    def _heartbeat(self) -> protocol.Heartbeat:
+        return protocol.Heartbeat(len(self._directory.peers))
+
     def _names(self) -> list[protocol.Peers]:
         names = self._directory.names()
         return [
@@ -334,8 +320,9 @@ class DirectoryService:
         session.connection.finish()
         self._drop(session)
 
-    def _tell(self, number: int, message: Message) -> None:
-        self._tell_each([number], message)
+    def _tell(self, number: int, *messages: Message) -> None:
+        for message in messages:
+            self._tell_each([number], message)
 
     def _tell_each(self, numbers: Sequence[int], message: Message) -> None:
         """The same to all of them: it is packed once."""
@@ -363,8 +350,8 @@ class DirectoryService:
                 self._tell(other, protocol.Gone(incarnation))
 
     def _drop(self, session: PeerSession) -> None:
-        self._strangers.pop(id(session), None)
-        self._claims.pop(id(session), None)
+        self._strangers.pop(session, None)
+        self._claims.pop(session, None)
         if not session.over:
             session.over = True
             session.connection.close()
@@ -372,4 +359,4 @@ class DirectoryService:
 
 
 def _others(places: Sequence[Address]) -> protocol.Directories:
-    return protocol.Directories(tuple(places[:MOST_DIRECTORIES]))
+    return protocol.Directories(tuple(places[: protocol.MOST_DIRECTORIES]))

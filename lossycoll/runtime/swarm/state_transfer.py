@@ -127,7 +127,6 @@ class Gathering:
     manifest: Manifest
     own: Snapshot | None = None
     data: Bytes = field(init=False)
-    kept: int = field(init=False, default=0)  # chunks that the newcomer had
 
     def __post_init__(self) -> None:
         self.data = np.empty(self.manifest.length, np.uint8)
@@ -142,7 +141,6 @@ class Gathering:
             chunk = held.get(digest)
             if chunk is not None and len(chunk) == len(self.chunks[number]):
                 self.chunks[number][:] = chunk
-                self.kept += 1
             else:
                 self._open.append(number)
 
@@ -262,13 +260,15 @@ class TransferredState:
     bytes: int
 
 
+@dataclass(eq=False)
 class _Receiving:
     """State that comes from donors, each served by a thread. ``own``: what the joiner has already;
     None: nothing. ``most``: bytes that a state may have."""
 
-    def __init__(self, own: Snapshot | None, most: int) -> None:
-        self._own = own
-        self._most = most
+    own: Snapshot | None
+    most: int
+
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._busy = 0  # donors of whom something may come
         self._manifests: list[Manifest] = []
@@ -290,7 +290,7 @@ class _Receiving:
 
     def received(self, timeout: float) -> TransferredState:
         """The state, as of :meth:`StateTransfers.fetch`. Exhausted donors aren't waited for."""
-        deadline, own = time.monotonic() + timeout, self._own
+        deadline, own = time.monotonic() + timeout, self.own
         with self._changed:
             self._changed.wait_for(lambda: self._manifests or not self._busy, timeout)
             late = min(LATE_SECONDS, deadline - time.monotonic())
@@ -347,7 +347,7 @@ class _Receiving:
             reason = printable(said.tobytes().decode(errors="replace"))
             raise EngineError(f"a donor refuses: {reason}")
         try:
-            return Manifest.unpack(said.tobytes(), self._most)
+            return Manifest.unpack(said.tobytes(), self.most)
         except Malformed as error:
             raise MismatchError(f"a donor's state can't be taken: {error}") from None
 
@@ -390,14 +390,16 @@ class Offered:
     state: Callable[[], Snapshot] | None = None
 
 
+@dataclass(eq=False)
 class StateTransfers:
     """State transfers of one peer, as donor and as joiner, until ``close``."""
 
-    def __init__(self, paths: Paths, per_packet: int, offered: Offered) -> None:
-        self._number = paths.number
-        self._paths = paths
-        self._per_packet = per_packet
-        self._offered = offered
+    paths: Paths
+    per_packet: int
+    offered: Offered
+
+    def __post_init__(self) -> None:
+        self._number = self.paths.number
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._closed = False
@@ -417,12 +419,12 @@ class StateTransfers:
         # All at once, as each looks for a route from when all were told of it, and not for long.
         incarnation = transfers[-1].members[JOINER].incarnation
         donors = [transfer.members[DONOR] for transfer in transfers]
-        unreachable = self._paths.admit_all(donors, incarnation, timeout)
+        unreachable = self.paths.admit_all(donors, incarnation, timeout)
         try:
             for transfer, donor in zip(transfers, donors, strict=True):
                 try:
                     if donor in unreachable:
-                        raise self._paths.no_route(donor)
+                        raise self.paths.no_route(donor)
                     pairs.append(self._made(transfer, JOINER))
                 except LossyError as error:  # it can't be reached: others can
                     failed = error
@@ -433,7 +435,7 @@ class StateTransfers:
         finally:
             receiving.over()
             for pair in pairs:
-                self._paths.end_transfer(pair.engine)
+                self.paths.end_transfer(pair.engine)
             for thread in threads:
                 thread.join()
 
@@ -443,7 +445,7 @@ class StateTransfers:
             self._threads = [one for one in self._threads if one.is_alive()]
             if self._closed:
                 return
-            state = self._offered.state if len(self._threads) < MOST_DONATIONS else None
+            state = self.offered.state if len(self._threads) < MOST_DONATIONS else None
             thread = threading.Thread(
                 target=self._serve, args=(transfer, state), name="lossycoll-donor", daemon=True
             )
@@ -455,7 +457,7 @@ class StateTransfers:
             self._closed = True
             threads = list(self._threads)
         while any(thread.is_alive() for thread in threads):
-            self._paths.abort()
+            self.paths.abort()
             for thread in threads:
                 thread.join(0.05)
 
@@ -476,19 +478,19 @@ class StateTransfers:
                 else:
                     donate(pair, snapshot)
             finally:
-                self._paths.end_transfer(pair.engine)
+                self.paths.end_transfer(pair.engine)
         except LossyError as error:
             log.info("peer %d ends its state transfer to peer %d: %s", self._number, joiner, error)
 
     def _pair(self, transfer: Transfer, rank: int) -> Pair:
         own, other = transfer.members[rank], transfer.members[1 - rank]
-        if self._paths.admit_all([other], own.incarnation):
-            raise self._paths.no_route(other)
+        if self.paths.admit_all([other], own.incarnation):
+            raise self.paths.no_route(other)
         return self._made(transfer, rank)
 
     def _made(self, transfer: Transfer, rank: int) -> Pair:
         """The pair of a transfer whose other end is known to the engine."""
         other = transfer.members[1 - rank]
-        engine = self._paths.transfer(transfer.number, transfer.members)
+        engine = self.paths.transfer(transfer.number, transfer.members)
         place = place_text(other.host, other.port)
-        return Pair(engine, rank, place, self._per_packet, self._offered.schema)
+        return Pair(engine, rank, place, self.per_packet, self.offered.schema)

@@ -306,16 +306,11 @@ def _known_as(host: str, port: int, others: Sequence[Address], interface: str) -
     if host not in ANY_ADDRESS:
         return host, port
     for place in others:
-        if place[1] == port and _is_of_this_machine(place[0]):
-            return place
+        if place[1] == port:
+            with contextlib.suppress(OSError):  # it is another machine's
+                bound(place[0], 0, socket.SOCK_DGRAM).close()
+                return place
     return choose(interface, others[0][0]).address, port
-
-
-def _is_of_this_machine(address: str) -> bool:
-    with contextlib.suppress(OSError):
-        bound(address, 0, socket.SOCK_DGRAM).close()
-        return True
-    return False
 
 
 def _server_of(listen: str, join: Sequence[str]) -> ValkeyUrl | None:

@@ -1,7 +1,8 @@
 """Tensors that a swarm's peers average, in groups that change with each round.
 
 Source: Ryabinin et al., "Moshpit SGD: Communication-Efficient Decentralized Training on
-Heterogeneous Unreliable Devices", NeurIPS 2021.
+Heterogeneous Unreliable Devices", NeurIPS 2021; of fragments Douillard et al., "Streaming DiLoCo
+with overlapping communication", 2025.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any, Final
 
@@ -33,12 +33,51 @@ from lossycoll.runtime.swarm.state_transfer import Snapshot, TransferredState
 from lossycoll.runtime.swarm.swarm import Swarm
 from lossycoll.train.common.models import is_dtensor, local
 
-from .fragments import WHOLE, Fragments
-
 MOST_NORM: Final = 1e6
 MOST_SECONDS: Final = 1e6
 NOT_FINITE: Final = "values of this peer aren't finite"
+MOST_FRAGMENTS: Final = 64
+TURNS: Final = 2
+"""After so many sweeps fragments come one round earlier: else each would meet but some of a grid's
+axes."""
 log: Final = logging.getLogger("lossycoll")
+
+
+class Fragments:
+    """``count`` shares of the rows of all tensors, of which a round averages one. A row is what one
+    index of the first dimension has; of a vector, a value. In the source a fragment is some layers;
+    rows, as ARC-Top-K sends them, make all of the same size. All peers of a round know its number
+    and so its rows: no index travels, sums stay sums, and a lost packet costs its weight alone."""
+
+    def __init__(self, count: int) -> None:
+        if type(count) is not int or not 1 <= count <= MOST_FRAGMENTS:
+            raise OptionError(f"fragments is {count!r}, wanted 1 to {MOST_FRAGMENTS}")
+        self.count = count
+
+    def of(self, number: int) -> int:
+        return (number + number // (TURNS * self.count)) % self.count
+
+    def rows(self, tensors: Sequence[Tensor], fragment: int) -> list[Tensor]:
+        """Views of the fragment's rows, one for each tensor. Those of a tensor may be none."""
+        return [
+            (one.view(1) if one.dim() == 0 else one)[(fragment + at) % self.count :: self.count]
+            for at, one in enumerate(tensors)
+        ]
+
+    def gather(self, tensors: Sequence[Tensor], fragment: int) -> Floats:
+        found = torch.cat([one.reshape(-1) for one in self.rows(tensors, fragment)])
+        values: Floats = found.numpy().astype(np.float32, copy=False)
+        return values
+
+    def scatter(self, values: Floats, tensors: Sequence[Tensor], fragment: int) -> None:
+        """Writes the fragment's values to where :meth:`gather` had them from."""
+        flat, begin = torch.from_numpy(values), 0
+        for view in self.rows(tensors, fragment):
+            view.copy_(flat[begin : begin + view.numel()].view(view.shape))
+            begin += view.numel()
+
+
+WHOLE: Final = Fragments(1)
 
 
 class MoshpitAverager:
@@ -425,31 +464,23 @@ def _shard(tensor: Any) -> str:
     return " of ".join("/".join(map(str, one)) for one in (mesh.get_coordinate(), mesh.shape))
 
 
+@dataclass
 class OneRound:
     """One round, maybe on a thread of its own. ``values`` become its means. ``before`` and ``at``
-    are its caller's: the values, and its steps, as it began. ``timeout``: seconds for all of it."""
+    are its caller's: the values, and its steps, as it began. ``step``: has the round."""
 
-    def __init__(
-        self,
-        averager: MoshpitAverager,
-        values: list[Tensor],
-        before: list[Tensor],
-        at: int,
-        weight: float,
-        timeout: float,
-        fragments: Fragments = WHOLE,
-    ) -> None:
-        self.values, self.before, self.at = values, before, at
-        how = {"fragments": fragments, "after": averager.mark()}
-        self._step = partial(averager.step_on, values, weight, timeout, **how)
-        self.report: Future[RoundReport] = Future()
-        self.began = 0.0
+    values: list[Tensor]
+    before: list[Tensor]
+    at: int
+    step: Callable[[], RoundReport]
+    report: Future[RoundReport] = field(default_factory=Future)
+    began = 0.0
 
     def run(self) -> None:
         """Has the round, on this thread."""
         self.began = time.monotonic()
         try:
-            self.report.set_result(self._step())
+            self.report.set_result(self.step())
         except Exception as error:  # the thread that asks for the report raises it
             self.report.set_exception(error)
 

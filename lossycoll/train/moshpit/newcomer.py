@@ -8,21 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from lossycoll.errors import (
-    ClosedError,
-    LossyError,
-    OperationTimeout,
-    OptionError,
-    RendezvousError,
-)
+from lossycoll.errors import ClosedError, LossyError, OperationTimeout, OptionError, RendezvousError
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.state_transfer import Snapshot
 from lossycoll.train.common.collectives import extremes
 from lossycoll.train.common.models import is_dtensor
 from lossycoll.train.common.packing import unpacked
 
-from .averager import MoshpitAverager
-from .pace import Pace
 from .replica import Replica
 
 MOST_STATES: Final = 16
@@ -56,43 +48,39 @@ class CatchUpReport:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
 class Newcomer:
     """A peer that takes the others' state. ``empty_round`` has a round of at most so many seconds,
     to which this peer brings nothing. The rest is of :meth:`.sgd.MoshpitSGD.catch_up`."""
 
-    def __init__(
-        self,
-        replica: Replica,
-        averager: MoshpitAverager,
-        pace: Pace,
-        empty_round: Callable[[float], RoundReport],
-        donors: int,
-        tries: int,
-    ) -> None:
-        if not 1 <= donors <= MOST_DONORS or tries < 1:
+    replica: Replica
+    empty_round: Callable[[float], RoundReport]
+    donors: int
+    tries: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.donors <= MOST_DONORS or self.tries < 1:
             raise OptionError(
-                f"donors={donors} and tries={tries}, wanted 1 to {MOST_DONORS}, and 1 or more"
+                f"donors={self.donors} and tries={self.tries}, wanted 1 to {MOST_DONORS}, and 1 or "
+                f"more"
             )
-        self._replica, self._averager, self._pace = replica, averager, pace
-        self._empty_round = empty_round
-        self._donors, self._tries = donors, tries
 
     def catch_up(self, until: float) -> CatchUpReport | None:
         """With ranks of one peer, all come to one step: those that are behind have the others' next
         round. If one fails, all do. ``until``: by :func:`time.monotonic`."""
-        if not self._replica.shards:
+        if not self.replica.shards:
             return self._alone(until)
-        shard = next(filter(is_dtensor, self._replica.shards.values()))
+        shard = next(filter(is_dtensor, self.replica.shards.values()))
         report: CatchUpReport | None = None
         greatest: int | None = None
         while True:
             failed: LossyError | None = None
             try:
-                if greatest is None or self._replica.latest_at < greatest:
+                if greatest is None or self.replica.latest_at < greatest:
                     report = self._alone(until, is_behind=greatest is not None)
             except LossyError as error:
                 failed = error
-            at = FAILED if failed else self._replica.latest_at
+            at = FAILED if failed else self.replica.latest_at
             least, greatest = extremes(at, shard)
             if least == FAILED:
                 raise failed or OperationTimeout(
@@ -104,19 +92,19 @@ class Newcomer:
     def _alone(self, until: float, *, is_behind: bool = False) -> CatchUpReport | None:
         """``is_behind``: it has a round even with the newest state."""
         begin, came, number, donors = time.monotonic(), 0, 0, 0
-        own = first = self._replica.snapshot()
+        own = first = self.replica.snapshot()
         most = MOST_STATES * len(own.data) + MOST_BYTES
         failed: LossyError | None = None
         while (left := until - time.monotonic()) > 0:
             taken, error = None, None
             try:
-                taken = self._averager.fetch_state(own, self._donors, most, left)
+                taken = self.replica.averager.fetch_state(own, self.donors, most, left)
             except (ClosedError, RendezvousError, OperationTimeout):
                 raise
             except LossyError as found:  # others may have it
                 error = failed = found
             if taken is None and failed is not None and (error or own is first):
-                if error is None and self._averager.peers == 1:  # all others have gone
+                if error is None and self.replica.averager.peers == 1:  # all others have gone
                     raise failed
                 # For a while the directory names none that couldn't be reached.
                 time.sleep(min(AGAIN_SECONDS, left))
@@ -132,21 +120,21 @@ class Newcomer:
                 number -= 1
                 continue
             in_step = self._is_in_step(own, report)
-            if in_step or (number >= self._tries and not self._replica.by_gradients):
-                self._replica.offer(report)
+            if in_step or (number >= self.tries and not self.replica.by_gradients):
+                self.replica.offer(report)
                 took = time.monotonic() - begin
                 return CatchUpReport(report.round, in_step, number, donors, came, took)
         raise failed or OperationTimeout(f"no round of the others within {until - begin:g} s")
 
     def _take(self, taken: Snapshot, first: Snapshot) -> None:
         state_of = partial(unpacked, taken.skeleton, taken.data)
-        self._replica.take_state(state_of, taken.round, first, "the others' state")
-        self._pace.samples = taken.samples
-        self._pace.tell()
+        self.replica.take_state(state_of, taken.round, first, "the others' state")
+        self.replica.pace.samples = taken.samples
+        self.replica.pace.tell()
 
     def _is_in_step(self, began_with: Snapshot, report: RoundReport) -> bool:
         """Return whether this peer is where the others are, after its first round."""
-        replica = self._replica
+        replica = self.replica
         if replica.outer is None and not replica.by_gradients:
             # The mean is all that they have in common. Moments are each peer's own: those of some
             # rounds ago are as good, and by the time that newer ones came they would be old, too.
@@ -158,10 +146,10 @@ class Newcomer:
     def join_in(self, timeout: float) -> RoundReport:
         """Have the others' next round. Then this peer has had as many steps as they had when it
         began."""
-        replica = self._replica
+        replica = self.replica
         before, at = replica.latest, replica.latest_at
-        report = self._empty_round(max(1.0, timeout))
+        report = self.empty_round(max(1.0, timeout))
         # A state doesn't say which round comes next: this one is known by its number.
-        replica.latest_at = at + max(1, report.round - before) * self._pace.every
+        replica.latest_at = at + max(1, report.round - before) * replica.pace.every
         replica.steps = replica.latest_at
         return report

@@ -50,16 +50,12 @@ class Pace:
             return self._is_due_by_samples()
         if self._every_seconds is None:
             return steps % self.every == 0
-        return self._is_due_by_time(self._every_seconds)
-
-    def _is_due_by_time(self, seconds: float) -> bool:
-        """True if the time from round to round is over. It is counted from when the latest group
-        formed: by their own clocks alone, peers that started at unlike times would wait for one
-        another in each round."""
-        if time.monotonic() - self.began < seconds:
-            return False
-        self.began = time.monotonic()
-        return True
+        # Time is counted from when the latest group formed: by their own clocks alone, peers that
+        # started at unlike times would wait for one another in each round.
+        now = time.monotonic()
+        is_due = now - self.began >= self._every_seconds
+        self.began = now if is_due else self.began
+        return is_due
 
     def _is_due_by_samples(self) -> bool:
         now = time.monotonic()

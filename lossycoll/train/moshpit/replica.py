@@ -10,6 +10,7 @@ import copy
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -23,9 +24,8 @@ from lossycoll.runtime.swarm.state_transfer import Snapshot
 from lossycoll.train.common.models import like, local, parts
 from lossycoll.train.common.packing import packed, unpacked
 
-from .averager import MoshpitAverager, OneRound, averaged
+from .averager import Fragments, MoshpitAverager, OneRound, averaged
 from .checkpoint import load_model, load_optimizer, model_state, shards_of
-from .fragments import Fragments
 from .pace import Pace
 
 GRADIENTS: Final = "gradients"
@@ -65,7 +65,7 @@ class Replica:
         has_buffers = averager.count == len(self.parameters) + len(buffers)
         self.buffers = buffers if has_buffers else []
         averager.check(self.locals)
-        self._model, self._averager, self._pace = model, averager, pace
+        self._model, self.averager, self.pace = model, averager, pace
         self.shards = shards_of(model)
         self.inner, self.fragments, self.is_delayed = inner, fragments, delayed
         self.by_gradients, self._is_pseudo = average == GRADIENTS, average == PSEUDO
@@ -117,7 +117,9 @@ class Replica:
             for part, anchors in enumerate(self._anchors):
                 for view, anchor in zip(self.fragments.rows(values, part), anchors, strict=False):
                     view.sub_(anchor)
-        return OneRound(self._averager, values, before, self.steps, weight, timeout, self.fragments)
+        how = {"fragments": self.fragments, "after": self.averager.mark()}
+        step = partial(self.averager.step_on, values, weight, timeout, **how)
+        return OneRound(values, before, self.steps, step)
 
     def take(self, one: OneRound, report: RoundReport) -> None:
         """Add what a round has changed."""
@@ -180,7 +182,7 @@ class Replica:
 
     def _has_had(self, report: RoundReport, at: int) -> None:
         self.latest, self.latest_at = report.round, at
-        self._pace.has_had(report.samples)
+        self.pace.has_had(report.samples)
         if report.left_out and not self.buffers:
             self._tell_sick_buffers()
 
@@ -238,14 +240,14 @@ class Replica:
         )
         if has_had and not self._offers:
             self._offers = True
-            self._averager.offer(self.snapshot)
+            self.averager.offer(self.snapshot)
 
     def snapshot(self) -> Snapshot:
         with self._changing:
             # A donor's thread reads what this one's stream of the device may not have written yet.
             if (device := self.locals[0].device).type != "cpu":
                 torch.accelerator.synchronize(device)
-            return Snapshot(self.latest, *packed(self.state()), self._pace.samples)
+            return Snapshot(self.latest, *packed(self.state()), self.pace.samples)
 
     def state(self) -> dict[str, Any]:
         """All that a peer needs to continue from here."""
@@ -289,8 +291,8 @@ class Replica:
     def state_dict(self) -> dict[str, Any]:
         return {
             "steps": self.steps,
-            "samples": self._pace.samples,
-            "since": self._pace.since,
+            "samples": self.pace.samples,
+            "since": self.pace.since,
             "optimizers": [one.state_dict() for one in self.inner],
             "anchor": [anchor.clone() for anchor in self.anchor],
             "outer": None if self.outer is None else self.outer.state_dict(),
@@ -308,8 +310,8 @@ class Replica:
         for name, what in (("steps", "steps"), ("samples", "samples"), ("since", "samples")):
             _check_count(state[name], what)
         self.steps = state["steps"]
-        self._pace.continue_from(min(state["samples"] + state["since"], MOST_COUNT))
-        self.latest_at = self.steps - self.steps % self._pace.every
+        self.pace.continue_from(min(state["samples"] + state["since"], MOST_COUNT))
+        self.latest_at = self.steps - self.steps % self.pace.every
         for own, theirs in zip(self.inner, state["optimizers"], strict=True):
             load_optimizer(own, theirs)
         with torch.no_grad():

@@ -24,8 +24,7 @@ from lossycoll.runtime.swarm.protocol import AVERAGE
 from lossycoll.train.common.models import local
 
 from . import checkpoint
-from .averager import MoshpitAverager, OneRound, averaged, check_seconds, check_weight
-from .fragments import Fragments
+from .averager import Fragments, MoshpitAverager, OneRound, averaged, check_seconds, check_weight
 from .newcomer import CatchUpReport, Newcomer
 from .pace import Pace
 from .replica import GRADIENTS, PSEUDO, Outer, Replica
@@ -378,8 +377,7 @@ class MoshpitSGD(Optimizer):
                 own state hasn't changed.
             LossyError: No donor has all of the state, or all donors have gone.
         """
-        how = self._replica, self._averager, self._pace, self._empty_round
-        newcomer = Newcomer(*how, donors, tries)
+        newcomer = Newcomer(self._replica, self._empty_round, donors, tries)
         until = time.monotonic() + check_seconds(timeout)
         self.finish()
         return newcomer.catch_up(until)

@@ -7,7 +7,7 @@ import pytest
 from lossycoll.runtime.control.schema import Malformed
 from lossycoll.runtime.engine.out_of_band import MARK, MOST_BYTES
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.swarm.connectivity import (
+from lossycoll.runtime.swarm.ice_agent import (
     CONNECTIVITY_BYTES,
     DIRECTORY,
     ConnectivityMessage,

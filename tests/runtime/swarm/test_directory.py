@@ -19,8 +19,7 @@ from lossycoll.runtime.swarm.directory import (
     SETTLE,
     Directory,
 )
-from lossycoll.runtime.swarm.directory_tables import FIRST_UNREACHABLE, KEPT_SECONDS
-from lossycoll.runtime.swarm.placement import KNOWN
+from lossycoll.runtime.swarm.directory_tables import FIRST_UNREACHABLE, KEPT_SECONDS, KNOWN
 from lossycoll.runtime.swarm.protocol import (
     MOST_PEERS,
     SILENT,

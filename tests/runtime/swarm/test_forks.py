@@ -25,7 +25,7 @@ from lossycoll import Swarm
 lives = int(sys.argv[1])
 with Swarm("127.0.0.1:0", secret=sys.argv[2], name="a") as first:
     with Swarm(join=[first.address], secret=sys.argv[2], name="b") as second:
-        engines = [one.member._endpoints.now.place[1] for one in (first, second)]
+        engines = [one.member._endpoint.place[1] for one in (first, second)]
         directories = int(first.address.rpartition(":")[2]), second._reserved.port
         if os.fork() == 0:
             os.read(lives, 1)  # until the test is over

@@ -9,16 +9,20 @@ from itertools import count
 
 import pytest
 
-from lossycoll.runtime.swarm.connectivity import (
+from lossycoll.runtime.swarm.ice_agent import (
+    MOST_PEER_REFLEXIVE,
     NOTHING,
+    QUIET,
     ConnectivityMessage,
+    IceAgent,
     Kind,
+    Route,
+    Sends,
     key_of,
     pack,
     short,
     unpack,
 )
-from lossycoll.runtime.swarm.ice_agent import MOST_PEER_REFLEXIVE, QUIET, IceAgent, Route, Sends
 from lossycoll.runtime.swarm.protocol import Member
 from tests.support.nat import Address, Nat
 

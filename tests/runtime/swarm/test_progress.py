@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lossycoll.runtime.swarm.directory import FIRST_GRACE, PATIENCE, SETTLE
-from lossycoll.runtime.swarm.directory_tables import MOST_SAMPLES, MOST_TARGETS, Progress
-from lossycoll.runtime.swarm.placement import Peer
+from lossycoll.runtime.swarm.directory_tables import MOST_SAMPLES, MOST_TARGETS, Peer, Progress
 from lossycoll.runtime.swarm.protocol import (
     MOST_WEIGHT,
     Agreed,

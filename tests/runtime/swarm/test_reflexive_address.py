@@ -10,7 +10,7 @@ import pytest
 
 from lossycoll.errors import RendezvousError
 from lossycoll.runtime.keys.secret import Secret
-from lossycoll.runtime.swarm.connectivity import (
+from lossycoll.runtime.swarm.ice_agent import (
     CONNECTIVITY_BYTES,
     DIRECTORY,
     ConnectivityMessage,
@@ -42,7 +42,7 @@ class Asker:
         self.now = 0.0
         self.observer = ReflexiveAddressServer(bound_to(host, 0).udp, lambda: KEY, lambda: self.now)
         stack.callback(self.observer.close)
-        self.port = self.observer._socket.getsockname()[1]
+        self.port = self.observer.bound.getsockname()[1]
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.socket = stack.enter_context(socket.socket(family, socket.SOCK_DGRAM))
         self.socket.bind(("::1" if ":" in host else "127.0.0.1", 0))
@@ -161,7 +161,7 @@ def test_a_peer_whose_address_changes_comes_anew(stack: ExitStack) -> None:
     join = one.client._run_session
     assert before is not None
     one.client._run_session = lambda place: incarnations.append(place) or join(place)  # type: ignore[assignment,func-returns-value]
-    one._endpoints.say_address(one._endpoint.place, seen, moved=True)
+    one.say_address(one._endpoint.place, seen, moved=True)
     until(lambda: len(incarnations) > 0)
     assert one.client.names() == ("a",)
     assert any(getattr(said, "others", ()) == (seen,) for said in one.client._standing.values())

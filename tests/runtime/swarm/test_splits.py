@@ -162,7 +162,7 @@ def test_a_redirected_peer_asks_for_its_reflexive_address(
         return [place.others if place else () for place in places]
 
     until(lambda: others() == [(seen,), (seen,)])
-    parts.second[0]._endpoints.say_address(former.place, ("203.0.113.9", 1), True)
+    parts.second[0].say_address(former.place, ("203.0.113.9", 1), True)
     mean(parts.all, [0.0, 1.0, 5.0, 2.0, 3.0])
     assert others() == [(seen,), (seen,)]
 

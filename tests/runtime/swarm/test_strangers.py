@@ -25,6 +25,7 @@ from benchmarks.micro.directory_peers import Peers
 from lossycoll.runtime.control.events import Closed, Event, Received
 from lossycoll.runtime.control.transport import Transport
 from lossycoll.runtime.keys.secret import Secret
+from lossycoll.runtime.swarm import directory_transport
 from lossycoll.runtime.swarm import server as under_test
 from lossycoll.runtime.swarm.directory_transport import swarm_keys
 from lossycoll.runtime.swarm.member import SwarmMember
@@ -105,7 +106,7 @@ def test_strangers_without_end_keep_no_peer_out(
 def test_who_is_slow_is_waited_for_by_nobody_and_not_for_ever(
     secret: Secret | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(under_test, "HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr(directory_transport, "HANDSHAKE_SECONDS", 1.0)
     with ExitStack() as stack:
         server, place = stack.enter_context(serving(secret))
         slow = stack.enter_context(stranger(place))
@@ -267,7 +268,7 @@ def test_a_forked_child_disturbs_no_swarm_of_its_parent(secret: Secret | None) -
         process = os.fork()
         if process == 0:
             try:
-                assert all(one.client._transport._transport.closed for one in members)  # type: ignore[attr-defined]
+                assert all(one.client._transport.transport.closed for one in members)  # type: ignore[attr-defined]
             except BaseException:
                 os._exit(1)
             os._exit(0)

@@ -231,7 +231,7 @@ def test_who_was_out_of_sight_of_another_directory_is_met_again(stack: ExitStack
     together(members, values)
     for member in members:
         for incarnation in list(member.client._partners.values()):
-            member._endpoints.gone(incarnation)
+            member.gone(incarnation)
     assert all(map(members[0]._endpoint.paths.has_gone, members[0].client._partners.values()))
     for one, value in zip(values, (1.0, 3.0), strict=True):
         one.fill(value)

@@ -17,8 +17,7 @@ import pytest
 
 from lossycoll.errors import OperationTimeout, OptionError, RendezvousError
 from lossycoll.options.fields import Options
-from lossycoll.runtime.swarm.connectivity import DIRECTORY, ConnectivityMessage, Kind
-from lossycoll.runtime.swarm.ice_agent import Sends
+from lossycoll.runtime.swarm.ice_agent import DIRECTORY, ConnectivityMessage, Kind, Sends
 from lossycoll.runtime.swarm.member import RoundReport
 from lossycoll.runtime.swarm.nat_agent import NatAgent
 from lossycoll.runtime.swarm.protocol import DirectoryStatus, Here, Serves, pack

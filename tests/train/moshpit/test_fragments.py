@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lossycoll import MoshpitAverager, MoshpitSGD, OptionError, RendezvousError
-from lossycoll.train.moshpit.fragments import MOST_FRAGMENTS, Fragments
+from lossycoll.train.moshpit.averager import MOST_FRAGMENTS, Fragments
 from tests.support.swarms import Make, all_do
 from tests.support.waiting import until
 from tests.train.moshpit.test_catch_up import Peer, joined

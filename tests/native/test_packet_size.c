@@ -406,6 +406,25 @@ static lc_packet_size doubted_size(uint64_t now) {
     return s;
 }
 
+/* A first attempt asks for the wanted size once; a later one three times, with others between,
+ * since a burst of losses takes neighbours. */
+static void test_how_often_the_wanted_size_is_asked_for(void) {
+    lc_packet_size s;
+    uint32_t sizes[LC_SIZE_PROBES];
+    uint64_t now = 1000 * MS;
+    lc_size_begin(&s, WANT, 1);
+    lc_size_sent(&s, 64, 1, 1, now);
+    for (uint32_t attempt = 1; attempt <= 2; attempt++) {
+        uint32_t n = lc_size_probes(&s, now, 10 * MS, sizes), times = 0;
+        for (uint32_t i = 0; i < n; i++) {
+            times += sizes[i] == WANT;
+            CHECK(!i || sizes[i] != sizes[i - 1]);
+        }
+        CHECK_AT(times == (attempt == 1 ? 1 : 3), "attempt %u: %u times", attempt, times);
+        now = s.ask_ns;
+    }
+}
+
 /* A size is given up after the last probe of it, and no sooner; one that comes ends the doubt. */
 static void test_doubts(void) {
     for (uint32_t comes = 0; comes <= LC_SIZE_DOUBTS; comes++) {
@@ -544,6 +563,7 @@ int main(int argc, char **argv) {
         test_forged_answers(sealed);
         test_chance(sealed, sample ? 3 : 24);
     }
+    test_how_often_the_wanted_size_is_asked_for();
     test_doubts();
     test_silence_is_no_size();
     for (int delivery = SLOW_LOSSY; delivery <= SLOW_RELIABLE; delivery++)

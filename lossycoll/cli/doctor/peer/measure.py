@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass, replace
 from itertools import accumulate, groupby, pairwise
-from typing import Any, Final
+from typing import Final
 
 from .control import Control, number, numbers
 from .probes import (
@@ -17,11 +18,15 @@ from .probes import (
     FLOW,
     IDLE,
     IP_BYTES,
+    LIMITS,
     MOST_PORTS,
     SIZE,
     Arrival,
+    Direction,
+    Flow,
+    Found,
     Ports,
-    Reach,
+    Rate,
     dropped_here,
     packet,
     receive_train,
@@ -40,30 +45,6 @@ DROPS: Final = 0.2
 """Share of the rest that a policer drops at least. Less may be the path's own loss, in bursts."""
 NO_QUEUE_MS: Final = 1.0
 NEAR: Final = 20
-LIMITS: Final = ("none", "queue", "policer", "receiver")
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """Packets at a modest pace. Shares of what was sent; ``run``: the longest one of lost ones."""
-
-    sent: float
-    lost: float
-    late: float
-    doubled: float
-    run: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """Packets as fast as they go. Rates in Mbit/s of UDP's data."""
-
-    sent: float  # the sender's rate
-    got: float  # what passes for long
-    lost: float  # share of the packets
-    burst: float = 0  # bytes that pass before the limit shows; 0: it doesn't
-    queue_ms: float = 0.0  # what delay grows by until then
-    limit: str = "none"  # of ``LIMITS``: what it is that lets no more pass
 
 
 def flow_of(arrivals: Sequence[Arrival], sent: int) -> Flow:
@@ -164,45 +145,22 @@ IDLE_SECONDS: Final = (5, 10, 20, 31, 61, 121, 181, 301)
 GRACE_SECONDS: Final = 1.0
 
 
-@dataclass(frozen=True)
-class Direction:
-    """One direction. None: no UDP packet of it came, so there is nothing to measure."""
-
-    mtu: int = 0  # the largest packet that arrived whole, with its headers
-    flow: Flow | None = None
-    rate: Rate | None = None
-    dropped: int = 0  # packets of the fastest train that the receiver's socket had no room for
-    # seconds of silence that a flow survived, by whether it did
-    idle: dict[int, bool] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Found:
-    """All that was measured, seen from this end."""
-
-    reach: Reach
-    rtt_ms: float
-    out: Direction
-    back: Direction
-
-
 Tell = Callable[[str], None]
 
 
-def measure(control: Control, ports: Ports, tell: Tell) -> Found:
+async def measure(control: Control, ports: Ports, tell: Tell) -> Found:
     tell("ports: TCP and UDP, both ways")
-    reach = try_ports(control, ports)
-    both = sorted(set(reach.out.heard) & set(reach.back.heard))
-    ways = {True: Direction(), False: Direction()}
+    found = await try_ports(control, ports)
+    both = sorted(set(found.out.heard) & set(found.back.heard))
     for is_out in (control.leads, not control.leads):
-        heard = reach.out.heard if is_out else reach.back.heard
-        if heard:
-            pair = (both or heard)[0]
-            to = reach.targets[pair] if is_out else None
-            ways[is_out] = _Way(control, ports.udp[pair], to, tell).measured()
-    to_it, from_it = _idle(control, ports, reach, both[1:], tell)
-    out, back = replace(ways[True], idle=to_it), replace(ways[False], idle=from_it)
-    return Found(reach, control.rtt_ms, out, back)
+        direction = found.out if is_out else found.back
+        if direction.heard:
+            pair = (both or direction.heard)[0]
+            to = ports.targets[pair] if is_out else None
+            await _Way(control, ports.udp[pair], to, direction, tell).measure()
+    await _idle(control, ports, found, both[1:], tell)
+    found.rtt_ms = control.rtt_ms
+    return found
 
 
 @dataclass(frozen=True)
@@ -212,19 +170,20 @@ class _Way:
     control: Control
     end: socket.socket
     to: tuple[str, int] | None
+    direction: Direction
     tell: Tell
 
-    def measured(self) -> Direction:
-        control, limits = self.control, self.control.limits
+    async def measure(self) -> None:
+        control, limits, direction = self.control, self.control.limits, self.direction
         arrow = "to" if self.to else "from"
         headers = IP_BYTES[self.end.family]
         self.tell(f"{arrow} the other end: packet size")
-        mtu = self._mtu(min(limits.mtu, LARGEST), headers)
-        size = max(mtu, SMALLEST) - headers
+        direction.mtu = await self._mtu(min(limits.mtu, LARGEST), headers)
+        size = max(direction.mtu, SMALLEST) - headers
         seconds = FLOW_PACKETS * FLOW_BYTES / FLOW_RATE
         self.tell(f"{arrow} the other end: loss and order, {seconds:.0f} s")
         sizes = [min(FLOW_BYTES, size)] * FLOW_PACKETS
-        arrivals, sent, _ = self._train(FLOW, 0, sizes, FLOW_RATE)
+        arrivals, sent, _ = await self._train(FLOW, 0, sizes, FLOW_RATE)
         flow = flow_of(arrivals, sent)
         self.tell(
             f"{arrow} the other end: rate, up to {limits.budget >> 20} MiB in {BLAST_SECONDS:g} s "
@@ -232,50 +191,47 @@ class _Way:
         )
         sizes = [size] * (limits.budget // size)
         before = dropped_here(self.end)
-        arrivals, sent, took = self._train(BLAST, 0, sizes, limits.rate * 1e6 / 8)
+        arrivals, sent, took = await self._train(BLAST, 0, sizes, limits.rate * 1e6 / 8)
         if self.to is not None:
-            return _told(control.receive("way"), mtu)
+            said = await control.receive("way")
+            limit = next((one for one in LIMITS if one == said.get("limit")), LIMITS[0])
+            direction.flow = Flow(*_reals(said.get("flow"), 5))
+            direction.rate = Rate(*_reals(said.get("rate"), 5), limit=limit)
+            direction.dropped = number(said, "dropped", 0, 1 << 31)
+            return
         rate = rate_of(arrivals, sent, took, flow.lost)
         dropped = dropped_here(self.end) - before
         if 2 * dropped > rate.lost * sent > 0:
             rate = replace(rate, limit="receiver", burst=0)
         *figures, limit = astuple(rate)
         control.send("way", flow=astuple(flow), rate=figures, limit=limit, dropped=dropped)
-        return Direction(mtu, flow, rate, dropped)
+        direction.flow, direction.rate, direction.dropped = flow, rate, dropped
 
-    def _train(
+    async def _train(
         self, kind: int, run: int, sizes: list[int], rate: float
     ) -> tuple[list[Arrival], int, float]:
         if self.to is None:
-            return receive_train(self.end, self.control, kind, run)
+            return await receive_train(self.end, self.control, kind, run)
         seconds = BLAST_SECONDS if kind == BLAST else 10.0
-        count, took = send_train(self.end, self.to, self.control, kind, run, sizes, rate, seconds)
-        return [], count, took
+        await send_train(self.end, self.to, self.control, kind, run, sizes, rate, seconds)
+        return [], 0, 0.0
 
-    def _mtu(self, most: int, headers: int) -> int:
+    async def _mtu(self, most: int, headers: int) -> int:
         """The largest packet that arrives, in passes of ever smaller steps."""
         low, high = 0, most + 1
         for run, step in enumerate(STEPS):
             grid = {*range(max(low + step, SMALLEST), high, step), *([most] if not run else [])}
             sizes = [one - headers for one in sorted(grid) if one > low for _ in range(2)]
-            arrivals, _, _ = self._train(SIZE, run, sizes, SIZE_RATE)
+            arrivals, _, _ = await self._train(SIZE, run, sizes, SIZE_RATE)
             if self.to is None:
                 low = max([low, *(one.size + headers for one in arrivals)])
                 self.control.send("largest", size=low)
             else:
-                low = number(self.control.receive("largest"), "size", 0, most)
+                low = number(await self.control.receive("largest"), "size", 0, most)
             high = min(high, low + step) if low else high
             if low >= most:
                 high = low
         return low
-
-
-def _told(said: Mapping[str, Any], mtu: int) -> Direction:
-    limit = next((one for one in LIMITS if one == said.get("limit")), LIMITS[0])
-    sent, got, lost, burst, queue_ms = _reals(said.get("rate"), 5)
-    rate = Rate(sent, got, lost, burst, queue_ms, limit)
-    flow = Flow(*_reals(said.get("flow"), 5))
-    return Direction(mtu, flow, rate, number(said, "dropped", 0, 1 << 31))
 
 
 def _reals(said: object, count: int) -> list[float]:
@@ -284,37 +240,35 @@ def _reals(said: object, count: int) -> list[float]:
     return [one if isinstance(one, (int, float)) and 0 <= one < 1e12 else 0 for one in found]
 
 
-def _idle(
-    control: Control, ports: Ports, reach: Reach, pairs: list[int], tell: Tell
-) -> tuple[dict[int, bool], dict[int, bool]]:
+async def _idle(control: Control, ports: Ports, found: Found, pairs: list[int], tell: Tell) -> None:
     """Lifetimes of idle flows, to the other end and from it. Each pair of ports is
     used once after its silence, by one end; of the times, the longest that there are pairs for."""
 
     def send(pair: int, run: int) -> None:
         with contextlib.suppress(OSError):
-            ports.udp[pair].sendto(packet(control, IDLE, run, pair), reach.targets[pair])
+            ports.udp[pair].sendto(packet(control, IDLE, run, pair), ports.targets[pair])
 
     fit = len(pairs) // 2
     times = [one for one in IDLE_SECONDS if one <= control.limits.idle][-fit:] if fit else []
     if not times:
-        return {}, {}
+        return
     used = pairs[: 2 * len(times)]
     for _ in range(2):  # both ends open the flow
         for pair in used:
             send(pair, 0)
-        time.sleep(0.1)
-    control.swap("idle")
+        await asyncio.sleep(0.1)
+    await control.swap("idle")
     begin = time.monotonic()
     own, other = (0, 1) if control.leads else (1, 0)
     for index, seconds in enumerate(times):
         tell(f"flows that are idle: {seconds} of {times[-1]} s")
-        time.sleep(max(0.0, begin + seconds - time.monotonic()))
+        await asyncio.sleep(max(0.0, begin + seconds - time.monotonic()))
         for _ in range(3):
             send(used[2 * index + own], 1)
-            time.sleep(0.02)
-    time.sleep(GRACE_SECONDS)
+            await asyncio.sleep(0.02)
+    await asyncio.sleep(GRACE_SECONDS)
     heard = [pair for pair in used if take(ports.udp[pair], control, IDLE, 1)]
-    told = numbers(control.swap("alive", pairs=heard), "pairs", MOST_PORTS, MOST_PORTS)
-    out = {seconds: used[2 * n + own] in told for n, seconds in enumerate(times)}
-    back = {seconds: used[2 * n + other] in heard for n, seconds in enumerate(times)}
-    return out, back
+    told = numbers(await control.swap("alive", pairs=heard), "pairs", MOST_PORTS, MOST_PORTS)
+    for n, seconds in enumerate(times):
+        found.out.idle[seconds] = used[2 * n + own] in told
+        found.back.idle[seconds] = used[2 * n + other] in heard

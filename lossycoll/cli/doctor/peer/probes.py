@@ -27,8 +27,8 @@ IP_BYTES: Final = {socket.AF_INET: 28, socket.AF_INET6: 48}
 """Headers of IP and UDP."""
 QUIET_SECONDS: Final = 0.4
 """Time in which packets may still come after the last one was sent."""
-MOST_SECONDS: Final = 25.0
-"""Longest wait for the end of a train."""
+MOST_AT_ONCE: Final = 64
+"""Packets that are read in one go."""
 BUFFER: Final = 8 << 20
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PROBE = 10, 23, 3
 _MEMINFO, _DROPS_AT = 55, 32
@@ -43,6 +43,64 @@ class Arrival:
     sent: int
     came: int
     size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Packets at a modest pace. Shares of what was sent; ``run``: the longest one of lost ones."""
+
+    sent: float
+    lost: float
+    late: float
+    doubled: float
+    run: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """Packets as fast as they go. Rates in Mbit/s of UDP's data."""
+
+    sent: float  # the sender's rate
+    got: float  # what passes for long
+    lost: float  # share of the packets
+    burst: float = 0  # bytes that pass before the limit shows; 0: it doesn't
+    queue_ms: float = 0.0  # what delay grows by until then
+    limit: str = "none"  # of ``LIMITS``: what it is that lets no more pass
+
+
+LIMITS: Final = ("none", "queue", "policer", "receiver")
+
+
+@dataclass
+class Direction:
+    """What one direction lets through, and how. Where no UDP packet came, there is no more to
+    measure than the ports."""
+
+    tcp: dict[int, str]  # what became of each port that was tried: "" where it was reached
+    udp: list[int]  # ports that were tried
+    heard: list[int]  # numbers of ``udp`` from whose counterpart a packet came
+    busy: int = 0  # ports of the receiver's range that something else has
+    mtu: int = 0  # the largest packet that arrived whole, with its headers
+    flow: Flow | None = None
+    rate: Rate | None = None
+    dropped: int = 0  # packets of the fastest train that the receiver's socket had no room for
+    # seconds of silence that a flow survived, by whether it did
+    idle: dict[int, bool] = field(default_factory=dict)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self.heard) and not any(self.tcp.values())
+
+
+@dataclass
+class Found:
+    """All that was measured, seen from this end. ``seen``: this end's address and port as the
+    other end sees them, beside what they are here; None: no packet of it came."""
+
+    out: Direction
+    back: Direction
+    seen: tuple[tuple[str, int], tuple[str, int]] | None
+    rtt_ms: float
 
 
 def open_udp(address: str, port: int) -> socket.socket:
@@ -69,12 +127,12 @@ def packet(control: Control, kind: int, run: int, at: int, size: int = 0) -> byt
 
 
 def take(
-    end: socket.socket, control: Control, kind: int, run: int, most: int = 64
+    end: socket.socket, control: Control, kind: int, run: int
 ) -> list[tuple[Arrival, tuple[str, int]]]:
     """Packets of one measurement, with their senders; strangers' packets are dropped."""
     found = []
     address = control.address
-    for _ in range(most):
+    for _ in range(MOST_AT_ONCE):
         try:
             data, place = end.recvfrom(65536)
         except OSError:  # nothing more, or an ICMP message about something that was sent
@@ -88,7 +146,7 @@ def take(
     return found
 
 
-def send_train(
+async def send_train(
     end: socket.socket,
     to: tuple[str, int],
     control: Control,
@@ -97,10 +155,10 @@ def send_train(
     sizes: Sequence[int],
     rate: float,
     seconds: float,
-) -> tuple[int, float]:
-    """Sends packets of these sizes at ``rate`` bytes per second, within ``seconds``. Returns how
-    many, and how long that took. Those that the interface refuses are counted as sent."""
-    control.receive("ready")
+) -> None:
+    """Sends packets of these sizes at ``rate`` bytes per second, within ``seconds``. Those that the
+    interface refuses are counted as sent."""
+    await control.receive("ready")
     begin = time.monotonic()
     due = begin
     count = 0
@@ -108,6 +166,7 @@ def send_train(
         now = time.monotonic()
         if now - begin > seconds:
             break
+        # Nothing else is to be done meanwhile, and the loop's own sleep is a coarse one.
         if due > now + 0.001:
             time.sleep(due - now)
         elif due < now - 0.05:
@@ -121,37 +180,25 @@ def send_train(
                 break
         count += 1
         due += size / rate
-    took = time.monotonic() - begin
-    control.send("sent", count=count, ms=int(took * 1000))
-    return count, took
+    control.send("sent", count=count, ms=int((time.monotonic() - begin) * 1000))
 
 
-def receive_train(
+async def receive_train(
     end: socket.socket, control: Control, kind: int, run: int
 ) -> tuple[list[Arrival], int, float]:
     """Arrivals of a train, the number that was sent, and for how long (s)."""
     found: list[Arrival] = []
-    control.send("ready")
-    poll = select.poll()
-    poll.register(end, select.POLLIN)
-    poll.register(control.end, select.POLLIN)
-    until = time.monotonic() + MOST_SECONDS
-    told = None
-    while (left := until - time.monotonic()) > 0:
-        ready = dict(poll.poll(1000 * left))
-        if not ready:
-            break
-        while some := take(end, control, kind, run):
-            found += [one for one, _ in some]
-        if told is None and (control.end.fileno() in ready or b"\n" in control.received):
-            told = control.receive("sent")
-            poll.unregister(control.end)
-            until = time.monotonic() + QUIET_SECONDS
-    told = told or control.receive("sent")
-    count, ms = told.get("count"), told.get("ms")
-    if not isinstance(count, int) or not isinstance(ms, int):
-        count = ms = 0
-    return [one for one in found if one.number < count], count, max(ms, 1) / 1000
+    loop = asyncio.get_running_loop()
+    loop.add_reader(end, lambda: found.extend(one for one, _ in take(end, control, kind, run)))
+    try:
+        control.send("ready")
+        told = await control.receive("sent")
+        await asyncio.sleep(QUIET_SECONDS)
+    finally:
+        loop.remove_reader(end)
+    count = number(told, "count", 0, 1 << 40)
+    seconds = max(number(told, "ms", 0, 1 << 40), 1) / 1000
+    return [one for one in found if one.number < count], count, seconds
 
 
 def dropped_here(end: socket.socket) -> int:
@@ -173,41 +220,17 @@ SEND_PAUSE: Final = 0.3
 
 @dataclass
 class Ports:
-    """This end's. ``busy``: those of the range that something else has."""
+    """This end's. ``busy``: those of the range that something else has. ``targets``: addresses of
+    the other end's UDP ports, in the same order."""
 
     udp: list[socket.socket] = field(default_factory=list)
     tcp: list[socket.socket] = field(default_factory=list)
     busy: int = 0
+    targets: list[tuple[str, int]] = field(default_factory=list)
 
     def close(self) -> None:
         for end in [*self.udp, *self.tcp]:
             end.close()
-
-
-@dataclass(frozen=True)
-class Reached:
-    """Ports that one direction lets through."""
-
-    tcp: dict[int, str]  # what became of each port that was tried: "" where it was reached
-    udp: list[int]  # ports that were tried
-    heard: list[int]  # numbers of ``udp`` from whose counterpart a packet came
-    busy: int = 0  # ports of the receiver's range that something else has
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self.heard) and not any(self.tcp.values())
-
-
-@dataclass(frozen=True)
-class Reach:
-    """Both directions. ``seen``: this end's address and port as the other end sees them, beside
-    what they are here; None: no packet of it came."""
-
-    out: Reached
-    back: Reached
-    seen: tuple[tuple[str, int], tuple[str, int]] | None
-    targets: list[tuple[str, int]]
-    """Addresses of the other end's UDP ports."""
 
 
 def open_ports(address: str, ports: tuple[int, int]) -> Ports:
@@ -237,38 +260,37 @@ def open_ports(address: str, ports: tuple[int, int]) -> Ports:
     return made
 
 
-def try_ports(control: Control, ports: Ports) -> Reach:
+async def try_ports(control: Control, ports: Ports) -> Found:
     mine_udp = [end.getsockname()[1] for end in ports.udp]
     mine_tcp = [end.getsockname()[1] for end in ports.tcp]
-    said = control.swap("ports", udp=mine_udp, tcp=mine_tcp, busy=ports.busy)
-    theirs_udp = numbers(said, "udp", MOST_PORTS, 65535)
+    said = await control.swap("ports", udp=mine_udp, tcp=mine_tcp, busy=ports.busy)
+    theirs_udp = numbers(said, "udp", MOST_PORTS, 65535)[: len(mine_udp)]
     theirs_tcp = numbers(said, "tcp", MOST_PORTS, 65535)
     their_busy = number(said, "busy", 0, 65535)
-    targets = [(control.address, port) for port in theirs_udp[: len(ports.udp)]]
-    attempt = _Attempt(control, ports, targets, theirs_tcp)
-    asyncio.run(attempt.run())
+    ports.targets = [(control.address, port) for port in theirs_udp]
+    attempt = _Attempt(control, ports)
+    await attempt.run(theirs_tcp)
     heard = sorted(attempt.sources)
-    first = heard[0] if heard else -1
-    told = control.swap(
+    told = await control.swap(
         "reached",
         udp=heard,
         tcp=sorted(attempt.accepted),
-        seen=attempt.sources.get(first, ()),
-        first=first + 1,
+        seen=attempt.sources[heard[0]] if heard else (),
+        first=heard[0] + 1 if heard else 0,
     )
-    arrived = set(numbers(told, "tcp", MOST_PORTS, 65535))
+    arrived = numbers(told, "tcp", MOST_PORTS, 65535)
     out = {
         port: "" if port in arrived else attempt.trouble.get(port, "no answer")
         for port in theirs_tcp
     }
     back = {port: "" if port in attempt.accepted else "nothing came" for port in mine_tcp}
-    pairs = len(targets)
+    pairs = len(theirs_udp)
     arrived_udp = [one for one in numbers(told, "udp", MOST_PORTS, MOST_PORTS) if one < pairs]
-    return Reach(
-        Reached(out, theirs_udp[:pairs], arrived_udp, their_busy),
-        Reached(back, mine_udp[:pairs], heard, ports.busy),
+    return Found(
+        Direction(out, theirs_udp, arrived_udp, their_busy),
+        Direction(back, mine_udp[:pairs], heard, ports.busy),
         _seen(told, ports),
-        targets,
+        control.rtt_ms,
     )
 
 
@@ -290,25 +312,30 @@ class _Attempt:
 
     control: Control
     ports: Ports
-    targets: list[tuple[str, int]]
-    tcp: list[int]
     sources: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By number of an own UDP port, where what came there is from."""
     accepted: set[int] = field(default_factory=set)
     trouble: dict[int, str] = field(default_factory=dict)
 
-    async def run(self) -> None:
+    async def run(self, tcp: list[int]) -> None:
+        loop = asyncio.get_running_loop()
         for index, end in enumerate(self.ports.udp):
-            asyncio.get_running_loop().add_reader(end, self._take, index, end)
+            loop.add_reader(end, self._take, index, end)
         servers = [await asyncio.start_server(self._serve, sock=end) for end in self.ports.tcp]
-        works = [self._send(), *map(self._connect, self.tcp)]
-        await asyncio.wait(map(asyncio.ensure_future, works), timeout=SECONDS)
+        works = [loop.create_task(one) for one in (self._send(), *map(self._connect, tcp))]
+        await asyncio.wait(works, timeout=SECONDS)
+        for work in works:
+            work.cancel()
         for server in servers:
             server.close()
+        for end in self.ports.udp:
+            loop.remove_reader(end)
 
     async def _send(self) -> None:
         while True:
-            for index, (end, to) in enumerate(zip(self.ports.udp, self.targets, strict=False)):
+            for index, (end, to) in enumerate(
+                zip(self.ports.udp, self.ports.targets, strict=False)
+            ):
                 with contextlib.suppress(OSError):
                     end.sendto(packet(self.control, PORT, 0, index), to)
             await asyncio.sleep(SEND_PAUSE)

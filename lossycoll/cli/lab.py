@@ -31,10 +31,11 @@ from lossycoll.lab.laboratory import Lab
 from lossycoll.lab.network import LINK_FIELDS, PORT_FIELDS, Network
 from lossycoll.lab.profiles import PROFILES, profile
 
+from .answer import must_be_writable, save
 from .argtypes import real
 from .doctor.checks import Finding, Severity
 from .doctor.command import show
-from .launcher import Interrupted, must_be_writable, save
+from .launcher import Interrupted
 
 NUMBERS: Final = {
     "loss": "share of packets lost, on every link within a site, as in 0.01 or 1%%",
@@ -165,7 +166,9 @@ def _run(chosen: argparse.Namespace) -> int:
         lost = "packets were lost that nobody asked for"
         _say([f"{unasked} {lost}: the job sent more than this machine carries"])
     _say(f"rank {one.rank} ended with status {one.status}" for one in ended if one.code)
-    return save(chosen.counters, json.dumps(data, indent=1), max(one.status for one in ended))
+    status = max(one.status for one in ended)
+    save(chosen.counters, json.dumps(data, indent=1), status)
+    return status
 
 
 def _step(lab: Lab, when: float, text: str, network: Network) -> None:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .answer import EXIT_INTERRUPTED, CommandError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,16 +29,6 @@ HOST_SECONDS = 900.0
 """Longest job on hosts of a laboratory."""
 POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 15
-EXIT_FAILED = 1
-EXIT_USAGE = 2  # as argparse's
-EXIT_INTERRUPTED = 130
-"""Status that a shell reports for a program that SIGINT ended."""
-
-
-class CommandError(RuntimeError):
-    """The reason why a command ends, in one line, and the program's exit status."""
-
-    status = EXIT_FAILED
 
 
 class LaunchError(CommandError):
@@ -47,42 +39,6 @@ class Interrupted(CommandError):
     """The user or the system asked the job to stop; its ranks are gone."""
 
     status = EXIT_INTERRUPTED
-
-
-class Unwritable(CommandError):
-    """There is no writing to where the results are to go."""
-
-    status = EXIT_USAGE
-
-
-def must_be_writable(file: Path | None, *, make_folder: bool = False) -> None:
-    """Raises Unwritable when ``file`` can't be written, which is better known before a long run.
-    Tried out, not looked up: permissions say nothing of a full or odd file system."""
-    if file is None:
-        return
-    try:
-        if make_folder:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        before = file.exists()
-        with file.open("a", encoding="utf-8"):
-            pass
-        if not before:
-            file.unlink()
-    except OSError as error:
-        raise Unwritable(f"cannot write to {file}: {error.strerror}") from error
-
-
-def save(file: Path | None, text: str, status: int = 0) -> int:
-    """Writes results that have been printed, and returns the command's ``status``. Unwritable has
-    that status, too, where it tells of a failure of the command itself."""
-    try:
-        if file is not None:
-            file.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        unsaved = Unwritable(f"{file} can't be written: {error.strerror}")
-        unsaved.status = status or EXIT_USAGE
-        raise unsaved from None
-    return status
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from lossycoll.errors import LabError, OptionError
 
-from .launcher import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from .answer import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
 COMMANDS: Final = {
     "demo": "demo.command",

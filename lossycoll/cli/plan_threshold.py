@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
 import numpy as np
-from rich.console import Console
 from rich.table import Column, Table
 
 from lossycoll.simulate.theory import Empirical, Noise, fit, noise_curve, normal_curve
 from lossycoll.simulate.threshold import Choice, Cut, Point, choose, choose_at, curve, profiles
 from lossycoll.simulate.times import Recorded, Times, compute_seconds, load, usual
 
+from .answer import Answer, add_json, give, must_be_png, numbers_table
 from .argtypes import share, whole
-from .plotting import must_be_png, pyplot
 
 MOST_WORKERS: Final = 1 << 14
 
@@ -43,25 +42,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cut", choices=get_args(Cut), default="finished", help=how)
     add("--seed", type=whole(0, 2**31 - 1), default=0, help="of the resampling (default 0)")
     add("--picture", type=Path, metavar="FILE.png", help="where to draw the curve")
-    add("--json", action="store_true", help="print the result as JSON, not as a table")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     must_be_png(options.picture)
     recorded = load(options.times)
     prediction = predict(recorded, options.workers, options.drop_rate, options.cut, options.seed)
-    # With --json, standard output carries the JSON and nothing else.
-    console, errors = Console(stderr=options.json), Console(stderr=True)
-    if options.json:
-        print(json.dumps(as_json(prediction.choice), allow_nan=False))
-    else:
-        console.print("\n".join(head(prediction)), markup=False, highlight=False)
-        console.print(table(prediction))
-        console.print("\n".join(remarks(prediction)), markup=False, highlight=False)
-    if options.picture is not None and (plt := pyplot(errors)) is not None:
-        draw(plt, prediction, options.picture)
-        console.print(f"picture: {options.picture}", markup=False, highlight=False)
-    return 0
+    said = [*head(prediction), table(prediction), *remarks(prediction)]
+    answer = Answer(as_json(prediction.choice), said, partial(draw, prediction))
+    return give(answer, options, picture=options.picture)
 
 
 def as_json(choice: Choice) -> dict[str, Any]:
@@ -177,8 +167,7 @@ def head(prediction: Prediction) -> list[str]:
 def table(prediction: Prediction) -> Table:
     """Some points of the curve, the chosen one marked."""
     names = ("threshold, s", "dropped", "step, s", "speed-up", "independent", "fitted")
-    columns = (Column(name, justify="right", no_wrap=True) for name in names)
-    out = Table(*columns, Column(no_wrap=True), box=None, padding=(0, 2, 0, 0))  # fits 80 columns
+    out = numbers_table(*names, Column(no_wrap=True))  # fits 80 columns
     points = prediction.choice.curve
     shown = np.unique(np.linspace(0, len(points) - 1, ROWS).round().astype(int))
     rows = {points[i].threshold: points[i] for i in shown}
@@ -247,7 +236,7 @@ def remarks(prediction: Prediction) -> list[str]:
 CHOSEN: dict[str, Any] = {"color": "tab:red", "linestyle": "--", "linewidth": 1.2}
 
 
-def draw(plt: Any, prediction: Prediction, path: Path) -> None:
+def draw(prediction: Prediction, plt: Any, path: Path) -> None:
     figure, panels = plt.subplot_mosaic("ab;cc", figsize=(10, 7.6), layout="constrained")
     gain, cost, spread = panels.values()
     what = "resampled" if prediction.resampled else "recorded"

@@ -20,8 +20,7 @@ from rich.console import Console
 
 from lossycoll.runtime.world.job_status import ALIVE, in_words
 
-from .launcher import CommandError, must_be_writable, save
-from .plotting import pyplot
+from .answer import CommandError, must_be_writable, pyplot, save
 from .status import BAD_LOSS, NOT_THERE
 
 Points: TypeAlias = list[tuple[float, float]]

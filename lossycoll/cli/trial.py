@@ -6,7 +6,6 @@ lossycoll try --loss 0,0.01,0.05 --metric loss -- python train.py
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import shutil
@@ -17,13 +16,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 
+from .answer import EXIT_FAILED, Answer, add_json, give, must_be_writable, numbers_table
 from .argtypes import inject_text, real, shares, whole
-from .launcher import EXIT_FAILED, LaunchError, must_be_writable, run_ranks, save, scratch
+from .launcher import LaunchError, run_ranks, scratch
 
 NOT_FINITE: Final = r"(?i:nan|inf(?:inity)?)"
 NUMBER: Final = rf"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{NOT_FINITE})"
@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "table; the last counts (default loss)"
     )
     add("--metric", default="loss", metavar="NAME", help=how)
-    add("--json", action="store_true", help="print JSON instead of the table")
+    add_json(parser)
     add("--out", type=Path, help="also write the JSON to this file")
     add("unseparated", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -94,15 +94,12 @@ def run(chosen: argparse.Namespace) -> int:
         for seed in range(1, chosen.seeds + 1):
             errors.print(f"loss {loss:g}, seed {seed}", highlight=False)
             trials.append(trial(chosen, loss, seed))
-    text = json.dumps({"metric": chosen.metric, "trials": [one.as_json() for one in trials]})
-    if chosen.json:
-        print(text)
-    else:
-        Console().print(table(trials, chosen.metric), highlight=False)
     for complaint in complaints(trials, chosen.metric):
         errors.print(f"lossycoll try: {complaint}", highlight=False, markup=False)
     bad = any(one.failure or one.value is None or one.lossless for one in trials)
-    return save(chosen.out, text, EXIT_FAILED if bad else 0)
+    data = {"metric": chosen.metric, "trials": [one.as_json() for one in trials]}
+    shown = [table(trials, chosen.metric)]
+    return give(Answer(data, shown, status=EXIT_FAILED if bad else 0), chosen, file=chosen.out)
 
 
 def _check_command(words: Sequence[str] | None, unseparated: Sequence[str]) -> None:
@@ -198,8 +195,7 @@ def table(trials: Sequence[Trial], metric: str) -> Table:
     """A row per loss: the metric's mean and range, and how far it is from the first row's."""
     rows = summaries(trials)
     names = ("dropped", metric, "from", "to", f"against {rows[0].loss:g}", "s", "failed")
-    columns = (Column(name, justify="right", no_wrap=True) for name in names)
-    out = Table(*columns, box=None, padding=(0, 2, 0, 0))
+    out = numbers_table(*names)
     base = rows[0].mean
     for row in rows:
         change, shown = "-", ["-"] * 3

@@ -10,7 +10,7 @@ import pytest
 
 from lossycoll.cli import main as cli
 from lossycoll.cli import trial
-from lossycoll.cli.launcher import EXIT_FAILED
+from lossycoll.cli.answer import EXIT_FAILED
 from lossycoll.cli.main import EXIT_USAGE
 from lossycoll.cli.trial import Trial, complaints, mentions, summaries
 from tests.support.harness import warm_python

@@ -17,10 +17,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from lossycoll.cli.answer import (
+    EXIT_FAILED,
+    Answer,
+    add_json,
+    console_of,
+    give,
+    must_be_writable,
+    numbers_table,
+    pyplot,
+    save,
+)
 from lossycoll.cli.argtypes import human, inject_text, names, real, share, shares, whole
 from lossycoll.cli.demo.report import percentile
-from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, progress, save, scratch
-from lossycoll.cli.plotting import pyplot
+from lossycoll.cli.launcher import launch, progress, scratch
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
 from lossycoll.options.texts import FAST_PATHS
@@ -65,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--wire", choices=wires, metavar="WIRE", default="same", help=how)
     add("--disable", type=names(FAST_PATHS), default=(), help="fast paths to do without")
     add("--no-verify", action="store_true", help="do not check results (they are at zero loss)")
-    add("--json", action="store_true", help="print JSON instead of the table")
+    add_json(parser)
     add("--out", type=Path, help="also write the JSON to this file")
     add("--report", type=Path, help="folder for bench.json, with every time, and bench.png")
     how = "of the report's time against loss (default %(default)s)"
@@ -95,21 +105,17 @@ def run(options: argparse.Namespace) -> int:
     must_be_writable(options.out)
     if options.report:
         must_be_writable(options.report / "bench.json", make_folder=True)
-    # With --json, standard output carries the JSON and nothing else.
-    console, errors = Console(stderr=options.json), Console(stderr=True)
+    console = console_of(options)
     config, environment = configuration(options), environment_of(options)
     measured = measure(config, options.ranks, environment, console)
     results = summarize(measured, options)
-    if options.json:
-        print(json.dumps(results))
-    else:
-        console.print(table(results))
-        for line in labels(results):
-            console.print(line, markup=False)
+    errors = Console(stderr=True)
     wrong = [row for row in results["rows"] if row["verified"] is False]
     for row in wrong:
         errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
-    status = save(options.out, json.dumps(results, indent=1), EXIT_FAILED if wrong else 0)
+    said = [table(results), *labels(results)]
+    answer = Answer(results, said, status=EXIT_FAILED if wrong else 0)
+    status = give(answer, options, file=options.out)
     if options.report:
         loss = None
         if options.backend != ("nccl",):  # which has no ranks on the CPU
@@ -348,13 +354,10 @@ def table(results: dict[str, Any]) -> Table:
     chosen = results["options"]
     title = f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}; bandwidths in GB/s"
     others = [name for name in ("gloo", "nccl") if name in results["measured"]]
-    names = ("size", "backend", "runs", "loop ms", "p99 ms", "after ms", "busbw")
-    columns = [
-        Column(name, justify="left" if name == "backend" else "right", no_wrap=True)
-        for name in (*names, *(f"lossy/{name}" for name in others), "result")
-    ]
-    # It fits 80 columns.
-    out = Table(*columns, title=title, caption=caption(results), box=None, padding=(0, 2, 0, 0))
+    backend = Column("backend", no_wrap=True)
+    names = ("size", backend, "runs", "loop ms", "p99 ms", "after ms", "busbw")
+    columns = (*names, *(f"lossy/{name}" for name in others), "result")
+    out = numbers_table(*columns, title=title, caption=caption(results))  # fits 80 columns
     before = None
     for row in results["rows"]:
         first = row["bytes"] != before

@@ -15,9 +15,17 @@ from typing import Any
 
 from rich.console import Console
 
+from lossycoll.cli.answer import (
+    Answer,
+    add_json,
+    console_of,
+    give,
+    must_be_writable,
+    pyplot,
+    save,
+)
 from lossycoll.cli.argtypes import inject_text, names, real, share, whole
-from lossycoll.cli.launcher import launch, must_be_writable, progress, save
-from lossycoll.cli.plotting import pyplot
+from lossycoll.cli.launcher import launch, progress
 
 from . import report
 from .report import DemoRun, demo_runs
@@ -42,13 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = f"which to do: some of {','.join(known)} (default: all)"
     add("--runs", type=names(known), default=known, help=how)
     add("--out", type=Path, default=Path("demo-results"), help="folder for results")
-    add("--json", action="store_true", help="print the results as JSON, not as a table")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    # With --json, standard output carries the JSON and nothing else.
-    console = Console(stderr=options.json)
-    errors = Console(stderr=True)
+    console = console_of(options)
     saved = options.out / "demo.json"
     must_be_writable(saved, make_folder=True)
     results: dict[str, Any] = {
@@ -65,16 +71,12 @@ def run(options: argparse.Namespace) -> int:
     for name in options.runs:
         results["runs"][name] = _one_run(demo_runs()[name], options, console)
     report.compare(results["runs"])
-    if options.json:
-        print(json.dumps(results))
-    else:
-        console.print(report.table(results["runs"]))
-        for line in report.remarks(results["runs"]):
-            console.print(line, highlight=False)
+    said = [report.table(results["runs"]), *report.remarks(results["runs"])]
+    give(Answer(results, said), options)
     save(saved, json.dumps(results, indent=1))
     console.print(f"figures: {saved}", highlight=False)
     plot = options.out / "demo.png"
-    if (plt := pyplot(errors)) is not None:
+    if (plt := pyplot(Console(stderr=True))) is not None:
         report.draw(plt, results, plot)
         console.print(f"plot:    {plot}", highlight=False)
     return 0

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
+from rich.console import Console
+from rich.progress import track
 from rich.table import Table
 
+from lossycoll.cli.answer import EXIT_FAILED, Answer
 from lossycoll.cli.argtypes import real, whole
 from lossycoll.cli.lab import NUMBERS, add_numbers, numbers
-from lossycoll.cli.launcher import EXIT_FAILED
 from lossycoll.errors import OptionError
 from lossycoll.lab import network_io
 from lossycoll.lab.network import Network
@@ -34,8 +36,7 @@ from lossycoll.simulate.collective import (
 from lossycoll.simulate.fold import NotAlikeError
 from lossycoll.simulate.training import METHODS, Trained, buckets_of, simulate_training
 
-from . import Answer, tracked
-
+T = TypeVar("T")
 UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 
 
@@ -115,6 +116,13 @@ def run_collective(options: argparse.Namespace) -> Answer:
         partial(draw, name, rows, title(options)),
         EXIT_FAILED if any(one.failed for one in found) else 0,
     )
+
+
+def tracked(points: Sequence[T]) -> Iterable[T]:
+    """The points, with a bar of progress on a terminal."""
+    errors = Console(stderr=True)
+    hidden = not errors.is_terminal
+    return track(points, "simulating", console=errors, transient=True, disable=hidden)
 
 
 def group_options(texts: Sequence[str]) -> Options:

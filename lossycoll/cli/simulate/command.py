@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import asdict
 from functools import partial
@@ -11,18 +10,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
+from lossycoll.cli.answer import Answer, add_json, give, must_be_png
 from lossycoll.cli.argtypes import real, share, whole
-from lossycoll.cli.plotting import must_be_png, pyplot
 from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid, parse
 from lossycoll.simulate.averaging import METHODS, rounds_to, variances
 from lossycoll.simulate.control import Control, Told, simulate_control
 
-from . import Answer, collective, tracked
-from .collective import seconds
+from . import collective
+from .collective import seconds, tracked
 
 TARGETS: Final = {"1e-9": 1e-9, "1e-4": 1e-4}
 """Variances, as the published table has them."""
@@ -170,23 +168,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (summary, add_arguments, answer) in PARTS.items():
         part = parts.add_parser(name, help=summary, description=summary)
         add_arguments(part)
-        part.add_argument(
-            "--json", action="store_true", help="print the result as JSON, not as a table"
-        )
+        add_json(part)
         part.set_defaults(answer=answer, picture=None)
 
 
 def run(options: argparse.Namespace) -> int:
     must_be_png(options.picture)
-    answer: Answer = options.answer(options)
-    # With --json, standard output carries the JSON and nothing else.
-    console, errors = Console(stderr=options.json), Console(stderr=True)
-    if options.json:
-        print(json.dumps(answer.data, allow_nan=False))
-    else:
-        for one in answer.said:
-            console.print(one, highlight=False)
-    if options.picture and answer.draw and (plt := pyplot(errors)) is not None:
-        answer.draw(plt, options.picture)
-        console.print(f"picture: {options.picture}", markup=False, highlight=False)
-    return answer.status
+    return give(options.answer(options), options, picture=options.picture)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from lossycoll.errors import OptionError
 
@@ -41,6 +42,7 @@ class Answer:
     said: Sequence[Any]
     draw: Callable[[Any, Path], None] | None = None
     status: int = 0
+    width: int = 0  # least columns that the tables take
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -62,11 +64,14 @@ def give(
 ) -> int:
     """Prints an answer, writes its data to ``file``, draws ``picture``, and returns the status."""
     console = console_of(options)
+    console.width = max(console.width, answer.width)
     if options.json:
         print(json.dumps(answer.data))
     else:
         for one in answer.said:
-            console.print(one, markup=False, highlight=False)
+            # Text is there to be copied.
+            is_whole = isinstance(one, Text)
+            console.print(one, markup=False, highlight=False, soft_wrap=is_whole)
     save(file, json.dumps(answer.data, indent=1), answer.status)
     if picture and answer.draw and (plt := pyplot(Console(stderr=True))) is not None:
         answer.draw(plt, picture)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import signal
 import sys
@@ -19,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from lossycoll.errors import OptionError
 from lossycoll.lab import backends, leftovers, network_io, report, tcp, verify
@@ -31,10 +30,10 @@ from lossycoll.lab.laboratory import Lab
 from lossycoll.lab.network import LINK_FIELDS, PORT_FIELDS, Network
 from lossycoll.lab.profiles import PROFILES, profile
 
-from .answer import must_be_writable, save
+from .answer import EXIT_FAILED, Answer, give, must_be_writable
 from .argtypes import real
 from .doctor.checks import Finding, Severity
-from .doctor.command import show
+from .doctor.command import shown
 from .launcher import Interrupted
 
 NUMBERS: Final = {
@@ -126,10 +125,11 @@ def run(chosen: argparse.Namespace) -> int:
     """``chosen.words``: the command after "--"."""
     if chosen.action != "run" and (chosen.at or chosen.tcp):
         raise OptionError("--at and --tcp are of a job; they take a command after --")
-    return ACTIONS[chosen.action][0](chosen)
+    file = chosen.counters if chosen.action == "run" else None
+    return give(ACTIONS[chosen.action][0](chosen), chosen, file=file)
 
 
-def _run(chosen: argparse.Namespace) -> int:
+def _run(chosen: argparse.Namespace) -> Answer:
     if not chosen.words:
         raise OptionError("nothing to run; write a command after --")
     network = network_of(chosen)
@@ -157,8 +157,6 @@ def _run(chosen: argparse.Namespace) -> int:
         "took": [asdict(row) for row in report.rows(counters)],
         "tcp": report.tcp_data(took[0]) if took else None,
     }
-    if chosen.json:
-        print(json.dumps(data))
     _say(_traffic(counters) if network.has_levels else ())
     _say(report.took(counters))
     _say(report.tcp(took[0]) if took else ())
@@ -166,9 +164,7 @@ def _run(chosen: argparse.Namespace) -> int:
         lost = "packets were lost that nobody asked for"
         _say([f"{unasked} {lost}: the job sent more than this machine carries"])
     _say(f"rank {one.rank} ended with status {one.status}" for one in ended if one.code)
-    status = max(one.status for one in ended)
-    save(chosen.counters, json.dumps(data, indent=1), status)
-    return status
+    return Answer(data, (), status=max(one.status for one in ended))
 
 
 def _step(lab: Lab, when: float, text: str, network: Network) -> None:
@@ -221,33 +217,28 @@ def _stoppable() -> Iterator[None]:
         yield
 
 
-def _verify(chosen: argparse.Namespace) -> int:
+def _verify(chosen: argparse.Namespace) -> Answer:
     network = network_of(chosen)
     with _stoppable(), Lab(network, backend=chosen.backend) as lab:
         rows = list(verify.verify(lab, mbit=chosen.mbit))
         gateways = list(verify.verify_gateways(lab))
     complaints = [f"{row.pair[0]}-{row.pair[1]}: {text}" for row in rows for text in row.complaints]
     complaints += [f"site {one.sites[0]}: {text}" for one in gateways for text in one.complaints]
-    if chosen.json:
-        data: dict[str, Any] = {
-            "backend": lab.backend,
-            "links": [row.as_json() for row in rows],
-            "gateways": [{**asdict(one), "complaints": one.complaints} for one in gateways],
-            "ok": not complaints,
-        }
-        print(json.dumps(data, allow_nan=False))
-        return 1 if complaints else 0
+    data = {
+        "backend": lab.backend,
+        "links": [row.as_json() for row in rows],
+        "gateways": [{**asdict(one), "complaints": one.complaints} for one in gateways],
+        "ok": not complaints,
+    }
     lines = [
         f"site {one.sites[0]} to {one.sites[1]}: {one.asked:g} Mbit/s asked, "
         f"{one.offered:g} offered, {one.got:.0f} got through"
         for one in gateways
     ]
-    console = Console(width=max(WIDTH, Console().width), highlight=False, markup=False)
-    console.print(f"backend {lab.backend}, {_described(network)}, MTU {network.mtu}")
-    console.print(_links(rows))
-    for line in (*lines, *(f"not as asked: {text}" for text in complaints)):
-        console.print(line)
-    return 1 if complaints else 0
+    lines += [f"not as asked: {text}" for text in complaints]
+    head = f"backend {lab.backend}, {_described(network)}, MTU {network.mtu}"
+    status = EXIT_FAILED if complaints else 0
+    return Answer(data, [head, _links(rows), *lines], status=status, width=WIDTH)
 
 
 def _links(rows: Iterable[verify.LinkCheck]) -> Table:
@@ -270,41 +261,32 @@ def _links(rows: Iterable[verify.LinkCheck]) -> Table:
     return table
 
 
-def _check(chosen: argparse.Namespace) -> int:
+def _check(chosen: argparse.Namespace) -> Answer:
     findings = backends.examine()
-    if chosen.json:
-        print(json.dumps([asdict(one) for one in findings]))
-    else:
-        severity = {True: Severity.OK, False: Severity.WARN}
-        show([Finding(one.name, one.found, severity[one.good]) for one in findings], Console())
-    return 0 if backends.can_run(findings) else 1
+    severity = {True: Severity.OK, False: Severity.WARN}
+    return Answer(
+        [asdict(one) for one in findings],
+        shown([Finding(one.name, one.found, severity[one.good]) for one in findings]),
+        status=0 if backends.can_run(findings) else EXIT_FAILED,
+    )
 
 
-def _clean(chosen: argparse.Namespace) -> int:
+def _clean(chosen: argparse.Namespace) -> Answer:
     killed = leftovers.clean()
-    if chosen.json:
-        print(json.dumps([asdict(one) for one in killed]))
-    else:
-        for one in killed:
-            print(f"ended {one.pid} of laboratory {one.lab}: {one.command}")
-        print(f"{len(killed)} leftovers")
-    return 0
+    said = [f"ended {one.pid} of laboratory {one.lab}: {one.command}" for one in killed]
+    return Answer([asdict(one) for one in killed], [*said, f"{len(killed)} leftovers"])
 
 
-def _profiles(chosen: argparse.Namespace) -> int:
-    if chosen.json:
-        data: dict[str, Any] = {
-            name: {**asdict(one), "network": network_io.as_data(one.network)}
-            for name, one in PROFILES.items()
-        }
-        print(json.dumps(data))
-        return 0
+def _profiles(chosen: argparse.Namespace) -> Answer:
+    data, said = {}, []
     for name, one in PROFILES.items():
-        print(f"{name}: {one.meaning}\n  {one.network.link}\n  {one.network.port}")
-        if one.network.sites > 1:
-            print(f"  between sites: {one.network.wan}\n  {one.network.gateway}")
-        print(f"  source: {one.source}\n  assumed: {one.assumed}")
-    return 0
+        network = one.network
+        data[name] = {**asdict(one), "network": network_io.as_data(network)}
+        said += [f"{name}: {one.meaning}", f"  {network.link}", f"  {network.port}"]
+        if network.sites > 1:
+            said += [f"  between sites: {network.wan}", f"  {network.gateway}"]
+        said += [f"  source: {one.source}", f"  assumed: {one.assumed}"]
+    return Answer(data, list(map(Text, said)))
 
 
 def _add_network(parser: argparse._ActionsContainer) -> None:
@@ -437,7 +419,7 @@ def _ranks(text: str) -> int | tuple[int, ...]:
     return numbers if len(numbers) > 1 else numbers[0]
 
 
-ACTIONS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], str]]] = {
+ACTIONS: Final[dict[str, tuple[Callable[[argparse.Namespace], Answer], str]]] = {
     "run": (_run, "the command after --, as the ranks of one job on all hosts"),
     "verify": (_verify, "measure the links, and set them beside what was asked"),
     "check": (_check, "what this machine offers, and what it lacks"),

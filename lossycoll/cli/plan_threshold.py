@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -103,10 +102,9 @@ def predict(
             times, communication, workers, drop_rate=drop_rate, cut=cut, seed=seed
         )
     pool = profiles(times)
-    noise, recorded_noise = fit(pool), Empirical(pool)
+    noise, measured = fit(pool), Empirical(pool)
     count = max(1, round(float(np.isfinite(pool).sum(axis=1).mean())))
-    taus = np.array([point.threshold for point in choice.curve])
-    ranks = used.shape[1]
+    place = np.array([point.threshold for point in choice.curve]), used.shape[1], count
     at = harmless = None
     if math.isfinite(choice.threshold):
         (at,) = curve(used, np.array([choice.threshold]), communication, cut=cut)
@@ -118,21 +116,12 @@ def predict(
         times=used,
         resampled=workers is not None,
         noise=noise,
-        independent=noise_curve(taus, ranks, count, recorded_noise, communication),
-        fitted=noise_curve(taus, ranks, count, noise, communication),
-        paper=normal_curve(taus, ranks, count, recorded_noise, communication),
+        independent=noise_curve(*place, measured, communication),
+        fitted=noise_curve(*place, noise, communication),
+        paper=normal_curve(*place, measured, communication),
         at=at,
         harmless=harmless,
     )
-
-
-def slow_rank(times: Times) -> tuple[int, float] | None:
-    """The slowest rank, and its mean compute time over the median rank's, if that is much. Times
-    are by micro-batch, so that a rank with more of them doesn't count as slow."""
-    means = np.nanmean(times[usual(times)], axis=(0, 2))
-    slowest = int(np.argmax(means))
-    ratio = float(means[slowest] / np.median(means))
-    return (slowest, ratio) if ratio > SLOW_RANK else None
 
 
 ROWS: Final = 14
@@ -175,28 +164,22 @@ def table(prediction: Prediction) -> Table:
         rows[prediction.at.threshold] = prediction.at
     speedups = [point.speedup for point in rows.values()]
     least, most = min(speedups), max(speedups)
-    compared = (prediction.independent, prediction.fitted)
-    for _, point in sorted(rows.items()):
-        chosen = point is prediction.at
+    taus = [point.threshold for point in points]
+    others = [[one.speedup for one in also] for also in (prediction.independent, prediction.fitted)]
+    for threshold, point in sorted(rows.items()):
         # From the least to the most: their ratio is in the figures.
         bar = "#" * (1 + round((BAR - 1) * (point.speedup - least) / max(most - least, 1e-9)))
-        others = (_speedup(other, point.threshold) for other in compared)
+        chosen = point is prediction.at
         out.add_row(
-            f"{point.threshold:.4g}",
+            f"{threshold:.4g}",
             f"{point.drop_rate:.1%}",
             f"{point.step_seconds:.4g}",
             f"{point.speedup:.3f}",
-            *(f"{other:.3f}" for other in others),
+            *(f"{np.interp(threshold, taus, other):.3f}" for other in others),
             f"{bar} <-" if chosen else bar,
             style="bold" if chosen else None,
         )
     return out
-
-
-def _speedup(points: Sequence[Point], threshold: float) -> float:
-    """Speed-up of a curve at a threshold, interpolated."""
-    taus = [point.threshold for point in points]
-    return float(np.interp(threshold, taus, [point.speedup for point in points]))
 
 
 def remarks(prediction: Prediction) -> list[str]:
@@ -224,11 +207,14 @@ def remarks(prediction: Prediction) -> list[str]:
             f"rank can show, so expect more: independent is near the truth if a rank's "
             f"micro-batches are independent; fitted guesses at times longer than any recorded"
         )
-    slow = slow_rank(prediction.recorded.times)
-    if slow is not None:
+    # By micro-batch, so that a rank with more of them doesn't count as slow.
+    times = prediction.recorded.times
+    means = np.nanmean(times[usual(times)], axis=(0, 2))
+    slower = means.max() / np.median(means)
+    if slower > SLOW_RANK:
         lines.append(
-            f"rank {slow[0]} computes {slow[1] - 1:.0%} longer than the median rank, on average: "
-            f"what is dropped is its data above all; look at that machine first"
+            f"rank {means.argmax()} computes {slower - 1:.0%} longer than the median rank, on "
+            f"average: what is dropped is its data above all; look at that machine first"
         )
     return lines
 
@@ -249,13 +235,14 @@ def draw(prediction: Prediction, plt: Any, path: Path) -> None:
     for points, label, style in curves:
         speedups = [point.speedup for point in points]
         gain.plot([point.threshold for point in points], speedups, label=label, **style)
-        cost.plot([100 * point.drop_rate for point in points], speedups, label=label, **style)
+        cost.plot([100 * point.drop_rate for point in points], speedups, **style)
     if prediction.at is not None:
         label = f"chosen: {prediction.at.threshold:.4g} s"
         gain.axvline(prediction.at.threshold, label=label, **CHOSEN)
         label = f"{prediction.at.drop_rate:.1%} dropped: {prediction.at.speedup:.3f}"
         at = (100 * prediction.at.drop_rate, prediction.at.speedup)
         cost.plot(*at, "o", color="tab:red", label=label)
+        cost.legend()
     for axes in (gain, cost):
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set(ylabel="effective speed-up")
@@ -266,21 +253,11 @@ def draw(prediction: Prediction, plt: Any, path: Path) -> None:
     figure.suptitle(f"DropCompute, {prediction.workers} ranks, {besides}")
     for axes in (gain, cost, spread):
         axes.grid(alpha=0.3)
+    spread.legend()
     # Below all: among three curves there is no room.
-    handles, labels = gain.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    for axes in (cost, spread):
-        axes.legend(*_own(axes, labels))
+    figure.legend(*gain.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def _own(axes: Any, others: list[str]) -> tuple[list[Any], list[str]]:
-    """Entries that the legend below the figure does not have."""
-    own = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    for label in others:
-        own.pop(label, None)
-    return list(own.values()), list(own)
 
 
 def _spread(axes: Any, prediction: Prediction) -> None:

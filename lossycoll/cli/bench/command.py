@@ -47,7 +47,10 @@ DEFAULT_SIZES = "4k,16k,64k,256k,1m,4m,25m,100m"
 NCCL_TESTS = "nccl-tests"
 """Names the sizes of ``all_reduce_perf -b 8 -e 128M -f 2``."""
 MBIT, ONE_WAY_MS = 1000.0, 10.0
-"""The laboratory's network."""
+NETWORK = Network(
+    link=Link(delay_ms=ONE_WAY_MS), port=Port(up_mbit=MBIT, down_mbit=MBIT, queue_ms=25.0)
+)
+"""The laboratory's network: a good wide-area path, as in benchmarks/studies/lossy_links."""
 MOST_BYTES = 1 << 20
 """Bytes that gloo carries over such a path within a second or two at 1%."""
 LOSS_TIME, STEP_TIME = 3, 10
@@ -207,15 +210,6 @@ def run_ranks(
         return found
 
 
-def network(ranks: int, loss: float) -> Network:
-    """A good wide-area path, as in benchmarks/studies/lossy_links."""
-    return Network(
-        hosts=ranks,
-        link=Link(loss=loss, delay_ms=ONE_WAY_MS),
-        port=Port(up_mbit=MBIT, down_mbit=MBIT, queue_ms=25.0),
-    )
-
-
 def against_loss(
     options: argparse.Namespace,
     config: Mapping[str, Any],
@@ -249,7 +243,7 @@ def against_loss(
             own,
             options.ranks,
             {**environment, "LOSSYCOLL_INJECT": inject},
-            on=None if lacking else network(options.ranks, loss),
+            on=None if lacking else NETWORK.with_parts(hosts=options.ranks, loss=loss),
         )
         steps = found["steps"] or steps
         injected += (found["traffic"] or {}).get("packets_injected", 0)
@@ -270,19 +264,17 @@ def against_loss(
     }
 
 
+CHOSEN = (
+    *("ranks", "dtype", "seconds", "compute_ms", "loss", "burst", "seed"),
+    *("mtu", "delivery", "algorithm", "wire", "disable"),
+)
+"""Options that are among the results."""
+
+
 def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    chosen = {
-        name: getattr(options, name)
-        for name in (
-            *("ranks", "dtype", "seconds", "compute_ms", "loss", "burst", "seed"),
-            *("mtu", "delivery", "algorithm", "wire", "disable"),
-        )
-    }
     return {
-        "options": chosen,
-        "traffic": measured["traffic"],
-        "measured": measured["measured"],
-        "nccl": measured["nccl"],
+        "options": {name: getattr(options, name) for name in CHOSEN},
+        **{name: measured[name] for name in ("traffic", "measured", "nccl")},
         "rows": rows_of(measured, options.ranks),
     }
 
@@ -304,12 +296,10 @@ def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
         medians = {name: percentile(times, 0.5) for name, times in entry["seconds"].items()}
         for name, times in entry["seconds"].items():
             bandwidth = entry["bytes"] / medians[name] / 1e9
-            over = {
-                f"lossy_over_{other}": medians[other] / medians["lossy"]
-                if {"lossy", other} <= medians.keys()
-                else None
-                for other in ("gloo", "nccl")
-            }
+            over: dict[str, float | None] = {"lossy_over_gloo": None, "lossy_over_nccl": None}
+            if "lossy" in medians:
+                for other in medians.keys() - {"lossy"}:
+                    over[f"lossy_over_{other}"] = medians[other] / medians["lossy"]
             wrong = entry["wrong"].get(name)
             after = entry["after_compute"].get(name)
             rows.append(
@@ -354,10 +344,15 @@ def table(results: dict[str, Any]) -> Table:
     chosen = results["options"]
     title = f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}; bandwidths in GB/s"
     others = [name for name in ("gloo", "nccl") if name in results["measured"]]
-    backend = Column("backend", no_wrap=True)
-    names = ("size", backend, "runs", "loop ms", "p99 ms", "after ms", "busbw")
-    columns = (*names, *(f"lossy/{name}" for name in others), "result")
-    out = numbers_table(*columns, title=title, caption=caption(results))  # fits 80 columns
+    out = numbers_table(  # fits 80 columns
+        "size",
+        Column("backend", no_wrap=True),
+        *("runs", "loop ms", "p99 ms", "after ms", "busbw"),
+        *(f"lossy/{name}" for name in others),
+        "result",
+        title=title,
+        caption=caption(results),
+    )
     before = None
     for row in results["rows"]:
         first = row["bytes"] != before
@@ -379,15 +374,13 @@ def table(results: dict[str, Any]) -> Table:
 
 def caption(results: dict[str, Any]) -> str:
     """What the columns mean, and the lossy group's packets."""
-    compute = results["options"]["compute_ms"]
-    said = ["loop: median of calls in a loop"]
-    if compute:
-        said = [f"{said[0]}; after: of calls after {compute:g} ms of compute"]
-    traffic = results["traffic"]
-    if traffic is not None:
-        counts = (f"{traffic[name]:,} {name.replace('_', ' ')}" for name in traffic)
-        said.append("lossy: " + ", ".join(counts))
-    return "\n".join(said)
+    said = "loop: median of calls in a loop"
+    if compute := results["options"]["compute_ms"]:
+        said += f"; after: of calls after {compute:g} ms of compute"
+    if traffic := results["traffic"]:
+        counts = (f"{count:,} {name.replace('_', ' ')}" for name, count in traffic.items())
+        said += "\nlossy: " + ", ".join(counts)
+    return said
 
 
 def labels(results: dict[str, Any]) -> list[str]:

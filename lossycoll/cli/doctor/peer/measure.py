@@ -195,8 +195,8 @@ class _Way:
         if self.to is not None:
             said = await control.receive("way")
             limit = next((one for one in LIMITS if one == said.get("limit")), LIMITS[0])
-            direction.flow = Flow(*_reals(said.get("flow"), 5))
-            direction.rate = Rate(*_reals(said.get("rate"), 5), limit=limit)
+            direction.flow = Flow(*_five(said.get("flow")))
+            direction.rate = Rate(*_five(said.get("rate")), limit)
             direction.dropped = number(said, "dropped", 0, 1 << 31)
             return
         rate = rate_of(arrivals, sent, took, flow.lost)
@@ -234,10 +234,13 @@ class _Way:
         return low
 
 
-def _reals(said: object, count: int) -> list[float]:
+def _five(said: object) -> tuple[float, float, float, float, float]:
     """Numbers that the other end says; zeros where they are none."""
-    found = said if isinstance(said, list) and len(said) == count else [0] * count
-    return [one if isinstance(one, (int, float)) and 0 <= one < 1e12 else 0 for one in found]
+    found = said if isinstance(said, list) and len(said) == 5 else [0] * 5
+    a, b, c, d, e = (
+        one if isinstance(one, (int, float)) and 0 <= one < 1e12 else 0 for one in found
+    )
+    return a, b, c, d, e
 
 
 async def _idle(control: Control, ports: Ports, found: Found, pairs: list[int], tell: Tell) -> None:

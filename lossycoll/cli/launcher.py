@@ -63,18 +63,19 @@ def progress(
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """A temporary folder. It stays when a rank fails: the error points to the logs in it."""
-    with contextlib.ExitStack() as undo:
-        folder = tempfile.mkdtemp(prefix=prefix)
-        undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        try:
-            yield Path(folder)
-        except LaunchError:
-            undo.pop_all()
-            raise
+    folder, is_kept = tempfile.mkdtemp(prefix=prefix), False
+    try:
+        yield Path(folder)
+    except LaunchError:
+        is_kept = True
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class EventWriter:
-    """Rank 0's side: one JSON object per line."""
+    """A rank's side: one JSON object per line."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (closed in close)
@@ -173,20 +174,17 @@ def on_one_machine() -> dict[str, str | None]:
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """The ranks inherit this process's environment, so it is changed for a while."""
-    before = {name: os.environ.get(name) for name in changes}
+    before = dict(os.environ)
     try:
-        _apply(changes)
+        for name, value in changes.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         yield
     finally:
-        _apply(before)
-
-
-def _apply(changes: Mapping[str, str | None]) -> None:
-    for name, value in changes.items():
-        if value is None:
+        for name in changes:
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        os.environ.update({name: before[name] for name in changes.keys() & before.keys()})
 
 
 @contextlib.contextmanager

@@ -143,7 +143,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _complain(command: str, reason: object, status: int) -> int:
     print(f"lossycoll {command}: {reason}", file=sys.stderr)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,6 +9,7 @@ import argparse
 import math
 import re
 import shutil
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -166,44 +167,31 @@ def mentions(text: str, metric: str) -> list[tuple[float | None, str]]:
     return [(float(one[1]), "") if one[1] else (None, one[2]) for one in found]
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The runs at one loss. ``values``: of the metric, in the order of their seeds."""
-
-    loss: float
-    values: tuple[float, ...]
-    failed: int
-    seconds: float
-
-    @property
-    def mean(self) -> float | None:
-        return sum(self.values) / len(self.values) if self.values else None
-
-
-def summaries(trials: Sequence[Trial]) -> list[Summary]:
-    """One per loss, rising. Runs that failed count as such alone."""
-    out = []
-    for loss in sorted({one.loss for one in trials}):
-        own = [one for one in trials if one.loss == loss]
-        values = tuple(one.value for one in own if one.value is not None and not one.failure)
-        failed = len(own) - len(values)
-        out.append(Summary(loss, values, failed, sum(one.seconds for one in own) / len(own)))
-    return out
+def values_by_loss(trials: Sequence[Trial]) -> dict[float, list[float]]:
+    """The metric of the runs at each loss, rising, that ended well and have one."""
+    found: dict[float, list[float]] = {loss: [] for loss in sorted({one.loss for one in trials})}
+    for one in trials:
+        if one.value is not None and not one.failure:
+            found[one.loss].append(one.value)
+    return found
 
 
 def table(trials: Sequence[Trial], metric: str) -> Table:
     """A row per loss: the metric's mean and range, and how far it is from the first row's."""
-    rows = summaries(trials)
-    names = ("dropped", metric, "from", "to", f"against {rows[0].loss:g}", "s", "failed")
-    out = numbers_table(*names)
-    base = rows[0].mean
-    for row in rows:
+    rows = values_by_loss(trials)
+    first = next(iter(rows))
+    out = numbers_table("dropped", metric, "from", "to", f"against {first:g}", "s", "failed")
+    base = statistics.fmean(rows[first]) if rows[first] else None
+    for loss, values in rows.items():
         change, shown = "-", ["-"] * 3
-        if (mean := row.mean) is not None:
-            shown = [f"{value:.6g}" for value in (mean, min(row.values), max(row.values))]
-            if base and row is not rows[0]:
+        if values:
+            mean = statistics.fmean(values)
+            shown = [f"{value:.6g}" for value in (mean, min(values), max(values))]
+            if base and loss != first:
                 change = f"{(mean - base) / abs(base):+.2%}"
-        out.add_row(f"{row.loss:g}", *shown, change, f"{row.seconds:.1f}", str(row.failed or ""))
+        seconds = [one.seconds for one in trials if one.loss == loss]
+        failed = str(len(seconds) - len(values) or "")
+        out.add_row(f"{loss:g}", *shown, change, f"{statistics.fmean(seconds):.1f}", failed)
     return out
 
 

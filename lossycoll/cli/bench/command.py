@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from lossycoll.cli.answer import (
     pyplot,
     save,
 )
-from lossycoll.cli.argtypes import human, inject_text, names, real, share, shares, whole
+from lossycoll.cli.argtypes import human, inject_text, names, real, share, shares, size, whole
 from lossycoll.cli.demo.report import percentile
 from lossycoll.cli.launcher import launch, progress, scratch
 from lossycoll.lab import Lab, Link, Network, Port
@@ -42,7 +41,6 @@ from . import nccl as bench_nccl
 BACKENDS = ("lossy", "nccl", "gloo")
 DEFAULT_BACKENDS = ("lossy", "gloo")
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DEFAULT_SIZES = "4k,16k,64k,256k,1m,4m,25m,100m"
 NCCL_TESTS = "nccl-tests"
 """Names the sizes of ``all_reduce_perf -b 8 -e 128M -f 2``."""
@@ -90,14 +88,8 @@ def sizes(text: str) -> tuple[int, ...]:
     """``4k,1m``: sizes in bytes, with binary units; ``nccl-tests``: its own."""
     if text == NCCL_TESTS:
         return tuple(8 << doubled for doubled in range(25))
-    out = []
-    for part in text.lower().split(","):
-        found = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", part)
-        if found is None or not 8 <= int(found[1]) * UNITS[found[2]] <= UNITS["g"]:
-            raise argparse.ArgumentTypeError(f"{part!r} is not a size from 8 to 1g, such as 64k")
-        # A multiple of eight is a whole number of elements of every dtype.
-        out.append(int(found[1]) * UNITS[found[2]] // 8 * 8)
-    return tuple(out)
+    # A multiple of eight is a whole number of elements of every dtype.
+    return tuple(size(8, 1 << 30)(part) // 8 * 8 for part in text.split(","))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -222,7 +214,7 @@ def against_loss(
     loss is injected into what the lossy backend receives, which gloo doesn't feel.
     """
     lacking = missing("switch")
-    size = min(MOST_BYTES, max(options.sizes))
+    nbytes = min(MOST_BYTES, max(options.sizes))
     middle = options.losses[len(options.losses) // 2]
     rows: list[dict[str, Any]] = []
     steps: dict[str, list[float]] = {}
@@ -232,7 +224,7 @@ def against_loss(
         own = {
             **config,
             "backends": [name for name in options.backend if name != "nccl"],
-            "sizes": (size,),
+            "sizes": (nbytes,),
             "seconds": LOSS_TIME * options.seconds,
             "verify": False,
             "compute_seconds": 0,
@@ -258,7 +250,7 @@ def against_loss(
         "network": told,
         "without_laboratory": lacking,
         "injected": injected,
-        "bytes": size,
+        "bytes": nbytes,
         "rows": rows,
         "steps": {"loss": middle, "seconds": steps},
     }

@@ -99,11 +99,10 @@ def mean_drift(curve: list[tuple[int, Run]], steps: int) -> Run:
 
 def compare(runs: dict[str, Run]) -> None:
     """Adds each run's change of perplexity against gloo, where gloo has run too."""
-    base = runs.get("gloo")
     for run in runs.values():
-        run["perplexity_change_percent"] = (
-            None if base is None else 100 * (run["perplexity"] / base["perplexity"] - 1)
-        )
+        run["perplexity_change_percent"] = None
+        if base := runs.get("gloo"):
+            run["perplexity_change_percent"] = 100 * (run["perplexity"] / base["perplexity"] - 1)
 
 
 def _traffic(name: str, scale: float = 1) -> Callable[[Run], str]:

@@ -108,7 +108,7 @@ def admits(wanted: str, version: str) -> bool:
     A pre-release (2.13.0rc1) comes before its release, and isn't in ``<2.13`` either, as in PEP
     440. Raises ValueError for what can't be read.
     """
-    from torch.torch_version import Version  # packaging's, which torch brings along
+    from torch._vendor.packaging.version import Version  # packaging's, which torch brings along
 
     found = Version(version)
     for clause in filter(None, map(str.strip, wanted.split(","))):

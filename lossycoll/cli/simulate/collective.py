@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -13,10 +12,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 from lossycoll.cli.answer import EXIT_FAILED, Answer
-from lossycoll.cli.argtypes import real, whole
+from lossycoll.cli.argtypes import real, size, whole
 from lossycoll.cli.lab import NUMBERS, add_numbers, numbers
 from lossycoll.errors import OptionError
 from lossycoll.lab import network_io
@@ -37,13 +36,13 @@ from lossycoll.simulate.fold import NotAlikeError
 from lossycoll.simulate.training import METHODS, Trained, buckets_of, simulate_training
 
 T = TypeVar("T")
-UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+SIZE: Final = size(4, 1 << 32)
 
 
 def add_collective(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--collective", choices=list(COLLECTIVES), default="all_reduce", help="(%(default)s)")
-    add("--bytes", type=size, default=25 << 20, metavar="N", help="of the largest buffer (25M)")
+    add("--bytes", type=SIZE, default=25 << 20, metavar="N", help="of the largest buffer (25M)")
     text = (
         f"simulate so many hosts, which stand for all ({FOLDED_HOSTS} or fewer beyond "
         f"{USUALLY_SIMULATED} ranks, where hosts are alike; else all)"
@@ -81,15 +80,7 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     add("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
-def size(text: str) -> int:
-    """``100M``: bytes, with binary units."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", text.strip().lower())
-    if found is None or not 4 <= float(found[1]) * UNITS[found[2]] <= 1 << 32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 4 to 4G, such as 25M")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
-SWEPT: Final[dict[str, Callable[[str], int]]] = {"hosts": int, "ranks_per_host": int, "bytes": size}
+SWEPT: Final[dict[str, Callable[[str], int]]] = {"hosts": int, "ranks_per_host": int, "bytes": SIZE}
 """Names that can be swept besides a network's numbers, and their types."""
 
 
@@ -110,10 +101,11 @@ def run_collective(options: argparse.Namespace) -> Answer:
         for row in rows
         if row["hosts_simulated"] < row["hosts"]
     ]
+    title = f"{options.collective} of {options.bytes / (1 << 20):g} MiB on {options.network}"
     return Answer(
         rows if name else rows[0],
-        [table(name, rows, title(options)), *folded],
-        partial(draw, name, rows, title(options)),
+        [table(name, rows, title), *folded],
+        partial(draw, name, rows, title),
         EXIT_FAILED if any(one.failed for one in found) else 0,
     )
 
@@ -241,26 +233,21 @@ def figures(found: Simulated) -> dict[str, Any]:
     }
 
 
-def title(options: argparse.Namespace) -> str:
-    """The simulated collective, size and network, in a line."""
-    return f"{options.collective} of {options.bytes / (1 << 20):g} MiB on {options.network}"
-
-
 def table(name: str, rows: Sequence[dict[str, Any]], title: str) -> Table:
-    out = Table(title=title)
-    for column in (*([name] if name else []), "median", "p99", "of limit", "missing", "network"):
-        out.add_column(column, justify="right")
-    for column in ("lost where", "bound"):
-        out.add_column(column)
+    numbers = (*([name] if name else []), "median", "p99", "of limit", "missing", "network")
+    columns = (Column(one, justify="right") for one in numbers)
+    out = Table(*columns, "lost where", "bound", title=title)
     for row in rows:
         causes = [
             f"{cause.replace('_', ' ')} {count:,.0f}"
             for cause, count in row["dropped"].items()
             if count
         ]
+        low, high = row["seconds_interval"]
+        interval = f" ({seconds(low)} to {seconds(high)})" if high > low else ""
         out.add_row(
             *([f"{row[name]:g}"] if name else []),
-            seconds(row["seconds"]) + _interval(row),
+            seconds(row["seconds"]) + interval,
             seconds(row["seconds_p99"]),
             "" if row["ratio"] is None else f"{row['ratio']:.2f}",
             f"{row['missing']:.2%}",
@@ -269,11 +256,6 @@ def table(name: str, rows: Sequence[dict[str, Any]], title: str) -> Table:
             row["bound"] if not row["failed"] else f"failed with code {row['failed']}",
         )
     return out
-
-
-def _interval(row: dict[str, Any]) -> str:
-    low, high = row["seconds_interval"]
-    return f" ({seconds(low)} to {seconds(high)})" if high > low else ""
 
 
 def seconds(value: float) -> str:
@@ -314,8 +296,8 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     text = "whose parameters have gradients in float32 (%(default)s)"
     what.add_argument("--model", choices=list(MODELS), default="resnet50", help=text)
-    what.add_argument("--bytes", type=size, metavar="N", help="of all gradients, as 100M")
-    add("--bucket", type=size, default=25 << 20, metavar="N", help="bytes of a bucket (25M)")
+    what.add_argument("--bytes", type=SIZE, metavar="N", help="of all gradients, as 100M")
+    add("--bucket", type=SIZE, default=25 << 20, metavar="N", help="bytes of a bucket (25M)")
     text = "of a micro-batch, forward and backward pass (%(default)s)"
     add("--compute", type=real(0), default=0.2, metavar="SECONDS", help=text)
     text = "standard deviation of its logarithm, over ranks and steps (%(default)s)"
@@ -356,9 +338,9 @@ def run_training(options: argparse.Namespace) -> Answer:
 
 def _steps(found: Trained, options: argparse.Namespace) -> Table:
     """A row for each step, and one for those that count."""
-    out = Table(title=f"{options.method} on {options.network}: {found.bound} takes most of a step")
-    for column in ("step", "seconds", "computing", "missing", "dropped", "network"):
-        out.add_column(column, justify="right")
+    names = ("step", "seconds", "computing", "missing", "dropped", "network")
+    title = f"{options.method} on {options.network}: {found.bound} takes most of a step"
+    out = Table(*(Column(name, justify="right") for name in names), title=title)
     for number, step in enumerate(found.steps):
         out.add_row(
             str(number),

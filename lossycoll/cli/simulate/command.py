@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from lossycoll.cli.answer import Answer, add_json, give, must_be_png
 from lossycoll.cli.argtypes import real, share, whole
 from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid, parse
 from lossycoll.simulate.averaging import METHODS, rounds_to, variances
-from lossycoll.simulate.control import Control, Told, simulate_control
+from lossycoll.simulate.control import Control, simulate_control
 
 from . import collective
 from .collective import seconds, tracked
@@ -40,10 +40,8 @@ def _add_moshpit(parser: argparse.ArgumentParser) -> None:
 def _moshpit(options: argparse.Namespace) -> Answer:
     peers, grid, failure = options.peers, options.grid, options.failure
     of = f"{peers} peers, grid {grid}, failure {failure:g}"
-    table = Table(title=f"Rounds until the variance is below, {of}")
-    table.add_column("method")
-    for target in TARGETS:
-        table.add_column(target, justify="right")
+    columns = (Column(target, justify="right") for target in TARGETS)
+    table = Table("method", *columns, title=f"Rounds until the variance is below, {of}")
     found = {}
     for name in tracked([*METHODS]):
         rounds = rounds_to(
@@ -116,16 +114,17 @@ def _control(options: argparse.Namespace) -> Answer:
 
 
 def _deaths(found: Control) -> Table:
-    out = Table(title=f"coordinator of {found.ranks:,} ranks, liveness {found.liveness:g} s")
-    for column in ("", "half know", "all know", "coordinator busy"):
-        out.add_column(column, justify="right" if column else "left")
+    columns = (
+        Column(one, justify="right") for one in ("half know", "all know", "coordinator busy")
+    )
+    title = f"coordinator of {found.ranks:,} ranks, liveness {found.liveness:g} s"
+    out = Table("", *columns, title=title)
     out.add_row("start: all are here", "", seconds(found.ready), seconds(found.ready_busy))
-    deaths: list[tuple[str, Told]] = [
+    for name, told in (
         ("a process ends", found.ended),
         ("a host falls silent", found.silent),
         ("the coordinator ends", found.coordinator),
-    ]
-    for name, told in deaths:
+    ):
         out.add_row(name, seconds(told.median), seconds(told.last), seconds(told.busy))
     out.add_row("all follow the next one", "", seconds(found.followed))
     out.caption = (

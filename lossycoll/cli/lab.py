@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from lossycoll.errors import OptionError
@@ -30,7 +30,7 @@ from lossycoll.lab.laboratory import Lab
 from lossycoll.lab.network import LINK_FIELDS, PORT_FIELDS, Network
 from lossycoll.lab.profiles import PROFILES, profile
 
-from .answer import EXIT_FAILED, Answer, give, must_be_writable
+from .answer import EXIT_FAILED, Answer, give, must_be_writable, numbers_table
 from .argtypes import real
 from .doctor.checks import Finding, Severity
 from .doctor.command import shown
@@ -178,12 +178,9 @@ def _say(lines: Iterable[str]) -> None:
 
 
 def _described(network: Network) -> str:
-    parts = [f"{network.total_hosts} hosts"]
-    if network.sites > 1:
-        parts.append(f"at {network.sites} sites")
-    if network.world > network.total_hosts:
-        parts.append(f"with {network.world} ranks")
-    return " ".join(parts)
+    sites = f" at {network.sites} sites" if network.sites > 1 else ""
+    ranks = f" with {network.world} ranks" if network.world > network.total_hosts else ""
+    return f"{network.total_hosts} hosts{sites}{ranks}"
 
 
 def _traffic(counters: Counters) -> list[str]:
@@ -242,8 +239,7 @@ def _verify(chosen: argparse.Namespace) -> Answer:
 
 
 def _links(rows: Iterable[verify.LinkCheck]) -> Table:
-    columns = (Column(heading, justify="right", no_wrap=True) for heading in HEADINGS)
-    table = Table(*columns, box=None, pad_edge=False)
+    table = numbers_table(*HEADINGS)
     for row in rows:
         for name, one in (("datagrams", row.plain), ("aggregates", row.aggregated)):
             table.add_row(
@@ -294,7 +290,7 @@ def _add_network(parser: argparse._ActionsContainer) -> None:
     add("--profile", default="clean", metavar="NAME", help=f"one of {', '.join(PROFILES)}")
     add("--file", metavar="PATH", help="a network in JSON or TOML, not a profile")
     for name, meaning in WHOLE.items():
-        add(_flag(name), type=int, metavar="N", dest=name, help=meaning)
+        add(_flag(name), type=int, metavar="N", help=meaning)
     how = "of a job on each host: one number, or one for each host"
     add("--ranks", type=_ranks, metavar="N[,N...]", help=how)
     add_numbers(parser, NUMBERS)
@@ -322,7 +318,7 @@ def add_numbers(parser: argparse._ActionsContainer, table: Mapping[str, str]) ->
     """An option for each field of links or ports in ``table``, which has what it means; its value
     may have a unit: :func:`numbers`."""
     for name, meaning in table.items():
-        parser.add_argument(_flag(name), metavar="N", dest=name, help=meaning)
+        parser.add_argument(_flag(name), metavar="N", help=meaning)
 
 
 def numbers(options: argparse.Namespace, table: Mapping[str, str]) -> dict[str, Any]:
@@ -344,22 +340,19 @@ def _flag(name: str) -> str:
 
 def steps_of(texts: Iterable[str], network: Network) -> list[tuple[float, str, Network]]:
     """When --at changes what, and the network from then on. OptionError for what can't be."""
+    times = []
+    for text in texts:
+        when, colon, change = text.partition(":")
+        try:
+            times.append((real(0)(when if colon else ""), change))
+        except argparse.ArgumentTypeError:
+            wanted = "SECONDS:[WHERE:]NAME=N,..., as in 5:rate=10"
+            raise OptionError(f"--at {text!r} isn't {wanted}") from None
     out = []
-    for seconds, text in sorted((_time_of(text) for text in texts), key=lambda one: one[0]):
+    for seconds, text in sorted(times, key=lambda one: one[0]):
         network = _changed(network, text)
         out.append((seconds, text, network))
     return out
-
-
-def _time_of(text: str) -> tuple[float, str]:
-    seconds, colon, rest = text.partition(":")
-    try:
-        found = float(seconds)
-    except ValueError:
-        found = math.nan
-    if not (colon and 0 <= found < math.inf):
-        raise OptionError(f"--at {text!r} isn't SECONDS:[WHERE:]NAME=N,..., as in 5:rate=10")
-    return found, rest
 
 
 def _changed(network: Network, text: str) -> Network:
@@ -412,11 +405,11 @@ def network_of(options: argparse.Namespace) -> Network:
 def _ranks(text: str) -> int | tuple[int, ...]:
     """``2``, or ``3,2`` for a host of three and a host of two."""
     try:
-        numbers = tuple(map(int, text.split(",")))
+        first, *others = map(int, text.split(","))
     except ValueError:
         wanted = "a whole number, or one for each host, as in 3,2"
         raise argparse.ArgumentTypeError(f"{text!r} isn't {wanted}") from None
-    return numbers if len(numbers) > 1 else numbers[0]
+    return (first, *others) if others else first
 
 
 ACTIONS: Final[dict[str, tuple[Callable[[argparse.Namespace], Answer], str]]] = {

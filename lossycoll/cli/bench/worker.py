@@ -214,10 +214,8 @@ def merge(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [
         {
             "bytes": of_ranks[0]["bytes"],
-            **{
-                kind: mean_by_round([entry[kind] for entry in of_ranks])
-                for kind in ("seconds", "after_compute")
-            },
+            "seconds": mean_by_round([entry["seconds"] for entry in of_ranks]),
+            "after_compute": mean_by_round([entry["after_compute"] for entry in of_ranks]),
             "wrong": summed([entry["wrong"] for entry in of_ranks]),
         }
         for of_ranks in zip(*ranks, strict=True)

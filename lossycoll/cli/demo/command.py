@@ -28,7 +28,8 @@ from lossycoll.cli.argtypes import inject_text, names, real, share, whole
 from lossycoll.cli.launcher import launch, progress
 
 from . import report
-from .report import DemoRun, demo_runs
+from .methods import DEMO_RUNS
+from .report import demo_runs
 
 HEAD_WIDTH = 32  # as in model, which would import torch before --help can answer
 
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         "runs": {},
     }
     for name in options.runs:
-        results["runs"][name] = _one_run(demo_runs()[name], options, console)
+        results["runs"][name] = _one_run(name, options, console)
     report.compare(results["runs"])
     said = [report.table(results["runs"]), *report.remarks(results["runs"])]
     give(Answer(results, said), options)
@@ -82,33 +83,28 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _one_run(run: DemoRun, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Starts the ranks, shows how far they are, and sums up what they found."""
-    loss = options.loss if run.lossy else 0.0
-    config = {
-        "backend": run.backend,
-        "method": run.method.name,
-        "module": run.method.module,
-        "loss": loss,
-        **{
-            option: getattr(options, option)
-            for option in ("steps", "seed", "layers", "width", "context", "batch")
-        },
-    }
+    method = demo_runs()[name]
+    backend = "gloo" if name == "gloo" else "lossy"
+    loss = 0.0 if name in DEMO_RUNS else options.loss
+    config = {"backend": backend, "method": method.name, "module": method.module, "loss": loss}
+    for option in ("steps", "seed", "layers", "width", "context", "batch"):
+        config[option] = getattr(options, option)
     environment = {
         "LOSSYCOLL_INJECT": inject_text(loss, options.burst, options.seed),
         # Loopback would take packets of 64 KiB, of which a loss would be another matter.
         "LOSSYCOLL_MTU": str(options.mtu),
     }
-    label = f"{run.name}, {loss:.0%} lost" if loss else run.name
+    label = f"{name}, {loss:.0%} lost" if loss else name
     started = time.monotonic()
     with progress(console, label, options.steps) as on_event:
         ranks = launch(
             "lossycoll.cli.demo.worker",
             config,
             ranks=options.ranks,
-            folder=options.out / run.name,
+            folder=options.out / name,
             environment=environment,
             on_event=on_event,
         )
-    return report.summarize(ranks, run.backend, loss, time.monotonic() - started)
+    return report.summarize(ranks, backend, loss, time.monotonic() - started)

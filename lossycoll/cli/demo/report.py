@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,32 +13,14 @@ from rich.table import Column, Table
 
 from .methods import DDP, DEMO_RUNS, Method, methods
 
-
-@dataclass(frozen=True)
-class DemoRun:
-    """One training run. ``lossy``: packets are dropped. ``width``: of its line in the plot."""
-
-    name: str
-    backend: str
-    method: Method
-    lossy: bool
-    colour: str
-    width: float
+LOSSLESS: Final = dict(zip(DEMO_RUNS, (("tab:blue", 6.0), ("tab:green", 3.0)), strict=True))
+"""Colours and widths of lines in the picture. Curves lie on top of one another: the first is drawn
+wide, the others within it."""
 
 
-def demo_runs() -> dict[str, DemoRun]:
-    """All runs by name, in the order in which they are done and shown."""
-    # Curves lie on top of one another: the first is drawn wide, the others within it.
-    gloo, lossless = DEMO_RUNS
-    clean = (
-        DemoRun(gloo, "gloo", DDP, lossy=False, colour="tab:blue", width=6.0),
-        DemoRun(lossless, "lossy", DDP, lossy=False, colour="tab:green", width=3.0),
-    )
-    under_loss = (
-        DemoRun(one.run_name, "lossy", one, lossy=True, colour=one.colour, width=1.4)
-        for one in methods()
-    )
-    return {run.name: run for run in (*clean, *under_loss)}
+def demo_runs() -> dict[str, Method]:
+    """Methods of all runs by the runs' names, in the order in which they are done and shown."""
+    return dict.fromkeys(DEMO_RUNS, DDP) | {one.run_name: one for one in methods()}
 
 
 Run = dict[str, Any]
@@ -155,9 +136,9 @@ def remarks(runs: dict[str, Run]) -> list[str]:
     if not drifting:
         return []
     said = (
-        f"{run.name}: {run.method.summary}."
-        for run in demo_runs().values()
-        if run.lossy and run.name in drifting and run.method.summary
+        f"{name}: {method.summary}."
+        for name, method in demo_runs().items()
+        if name not in DEMO_RUNS and name in drifting and method.summary
     )
     return [
         " ".join([*said, "The guide says which to use when."]),
@@ -201,7 +182,7 @@ def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
     equal: list[str] = []
     for name, run in runs.items():
         label = f"{name}, {run['injected_loss']:.0%} lost" if run["injected_loss"] else name
-        colour, width = known[name].colour, known[name].width
+        colour, width = LOSSLESS.get(name) or (known[name].colour, 1.4)
         style = {"color": colour, "marker": "o", "markersize": 4}
         points = zip(*excess(run, runs[base_name]), strict=True)
         costs.plot(*points, **style, linewidth=width, label=label)

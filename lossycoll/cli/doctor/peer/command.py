@@ -13,9 +13,9 @@ from lossycoll.options.fields import Options
 
 from ...argtypes import whole
 from ..checks import Finding, Findings, Severity, fail_unless, warn_unless
+from .arrivals import Flow, Rate
 from .control import Limits, Meeting, PeerError
-from .measure import LARGEST, measure
-from .probes import Direction, Flow, Found, Rate, open_ports
+from .measure import LARGEST, Direction, Found, measure, open_ports
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

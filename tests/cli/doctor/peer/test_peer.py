@@ -18,9 +18,10 @@ from typing import Any
 import pytest
 
 from lossycoll.cli.doctor.checks import Severity
-from lossycoll.cli.doctor.peer import command, control, measure, probes
+from lossycoll.cli.doctor.peer import command, control, measure
+from lossycoll.cli.doctor.peer.arrivals import Arrival, flow_of, rate_of
 from lossycoll.cli.doctor.peer.control import Control, Limits, Meeting, PeerError
-from lossycoll.cli.doctor.peer.probes import Arrival, Direction, Found
+from lossycoll.cli.doctor.peer.measure import Direction, Found
 from lossycoll.cli.main import main
 from lossycoll.lab import Lab, Link, Network, Port
 from tests.support.harness import free_port
@@ -200,35 +201,35 @@ def test_the_other_end_that_lies_or_goes_is_an_error() -> None:
 def test_packets_of_strangers_are_not_believed() -> None:
     async def meet() -> None:
         async with two_ends() as (one, other):
-            with probes.open_udp("127.0.0.1", 0) as end:
+            with measure.open_udp("127.0.0.1", 0) as end:
                 check(one, other, end)
 
     def check(one: Control, other: Control, end: socket.socket) -> None:
         place = end.getsockname()
-        good = probes.packet(other, probes.FLOW, 3, 5)
-        of_another_kind = probes.packet(one, probes.SIZE, 3, 5)
+        good = measure.packet(other, measure.FLOW, 3, 5)
+        of_another_kind = measure.packet(one, measure.SIZE, 3, 5)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             for data in (good[:-1], bytes(16) + good[16:], of_another_kind, good):
                 sender.sendto(data, place)
         time.sleep(0.05)
-        found = probes.take(end, one, probes.FLOW, 3)
+        found = measure.take(end, one, measure.FLOW, 3)
         assert [arrival.number for arrival, _ in found] == [5]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             stranger.bind(("127.0.0.2", 0))
             stranger.sendto(good, place)
         time.sleep(0.05)
-        assert not probes.take(end, one, probes.FLOW, 3)
+        assert not measure.take(end, one, measure.FLOW, 3)
 
     asyncio.run(meet())
 
 
 def test_packets_without_room_are_counted_for_their_own_socket() -> None:
-    with probes.open_udp("127.0.0.1", 0) as full, probes.open_udp("127.0.0.1", 0) as other:
+    with measure.open_udp("127.0.0.1", 0) as full, measure.open_udp("127.0.0.1", 0) as other:
         full.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         for _ in range(100):
             other.sendto(bytes(1000), full.getsockname())
-        assert 0 < probes.dropped_here(full) < 100
-        assert probes.dropped_here(other) == 0
+        assert 0 < measure.dropped_here(full) < 100
+        assert measure.dropped_here(other) == 0
 
 
 # ---- what arrivals say ----
@@ -286,12 +287,12 @@ def test_a_policer_is_told_from_a_queue(lost: float) -> None:
         return lambda number, now: None if number % every == every - 1 else made(number, now)
 
     made, seconds = arrivals(8000, 400, with_loss(policer(20, 250_000)))
-    rate = measure.rate_of(made, 8000, seconds, lost)
+    rate = rate_of(made, 8000, seconds, lost)
     assert rate.limit == "policer"
     assert rate.got == pytest.approx(20, rel=0.1)
     assert rate.burst == pytest.approx(250_000, rel=0.15)
     made, seconds = arrivals(8000, 400, with_loss(queue(50, 0.03)))
-    rate = measure.rate_of(made, 8000, seconds, lost)
+    rate = rate_of(made, 8000, seconds, lost)
     assert rate.limit == "queue"
     assert rate.got == pytest.approx(50, rel=0.1)
     assert rate.queue_ms == pytest.approx(30, rel=0.2)
@@ -303,7 +304,7 @@ def test_a_sender_that_is_held_up_still_finds_a_policers_rate() -> None:
     rest = [one for one in made if one.number > 1000]
     whole = 8e-6 * 1250 * len(rest) / ((rest[-1].came - rest[0].came) / 1e9)
     assert whole < 12
-    rate = measure.rate_of(made, 8000, seconds + 7 * 0.4)
+    rate = rate_of(made, 8000, seconds + 7 * 0.4)
     assert rate.limit == "policer"
     assert rate.got == pytest.approx(20, rel=0.1)
 
@@ -313,26 +314,26 @@ def test_a_path_that_loses_bursts_is_no_policer() -> None:
         made, seconds = arrivals(
             8000, 400, lambda n, now, each=each: None if n % each < 60 else 0.001
         )
-        rate = measure.rate_of(made, 8000, seconds, 0.01)
+        rate = rate_of(made, 8000, seconds, 0.01)
         assert (rate.limit, rate.burst) == ("none", 0)
         assert 300 < rate.got < 400
 
 
 def test_a_path_without_limit_and_a_deep_queue() -> None:
     made, seconds = arrivals(4000, 400, lambda number, now: 0.001)
-    rate = measure.rate_of(made, 4000, seconds)
+    rate = rate_of(made, 4000, seconds)
     assert (rate.limit, rate.lost, rate.burst) == ("none", 0.0, 0)
     assert rate.got == pytest.approx(400, rel=0.01)
     made, seconds = arrivals(4000, 400, queue(100, 60.0))
-    rate = measure.rate_of(made, 4000, seconds)
+    rate = rate_of(made, 4000, seconds)
     assert rate.limit == "queue"
     assert rate.got == pytest.approx(100, rel=0.05)
-    assert measure.rate_of([], 100, 1.0).lost == 1.0
+    assert rate_of([], 100, 1.0).lost == 1.0
 
 
 def test_loss_order_and_doubles_are_counted() -> None:
     numbers = [0, 1, 3, 2, 3, 7]
-    flow = measure.flow_of([Arrival(one, 0, 0, 100) for one in numbers], 10)
+    flow = flow_of([Arrival(one, 0, 0, 100) for one in numbers], 10)
     assert flow.lost == pytest.approx(0.5)
     assert flow.late == pytest.approx(0.1)
     assert flow.doubled == pytest.approx(0.1)

@@ -72,9 +72,11 @@ def give(
             # Text is there to be copied.
             is_whole = isinstance(one, Text)
             console.print(one, markup=False, highlight=False, soft_wrap=is_whole)
-    save(file, json.dumps(answer.data, indent=1), answer.status)
+    if file is not None:
+        save(file, json.dumps(answer.data, indent=1), answer.status)
     if picture and answer.draw and (plt := pyplot(Console(stderr=True))) is not None:
         answer.draw(plt, picture)
+        plt.close("all")
         console.print(f"picture: {picture}", markup=False, highlight=False)
     return answer.status
 
@@ -104,12 +106,11 @@ def must_be_writable(file: Path | None, *, make_folder: bool = False) -> None:
         raise Unwritable(f"cannot write to {file}: {error.strerror}") from error
 
 
-def save(file: Path | None, text: str, status: int = 0) -> None:
+def save(file: Path, text: str, status: int = 0) -> None:
     """Writes results that have been printed. Unwritable has the command's ``status``, where it
     tells of a failure of the command itself."""
     try:
-        if file is not None:
-            file.write_text(text + "\n", encoding="utf-8")
+        file.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         unsaved = Unwritable(f"{file} can't be written: {error.strerror}")
         unsaved.status = status or EXIT_USAGE
@@ -128,6 +129,10 @@ def pyplot(errors: Console) -> Any:
     matplotlib.use("Agg")  # There may be no display.
     from matplotlib import pyplot
 
+    pyplot.rc("figure.constrained_layout", use=True)
+    pyplot.rc("savefig", dpi=110)
+    pyplot.rc("axes", grid=True)
+    pyplot.rc("grid", alpha=0.3)
     return pyplot
 
 

@@ -223,7 +223,7 @@ CHOSEN: dict[str, Any] = {"color": "tab:red", "linestyle": "--", "linewidth": 1.
 
 
 def draw(prediction: Prediction, plt: Any, path: Path) -> None:
-    figure, panels = plt.subplot_mosaic("ab;cc", figsize=(10, 7.6), layout="constrained")
+    figure, panels = plt.subplot_mosaic("ab;cc", figsize=(10, 7.6))
     gain, cost, spread = panels.values()
     what = "resampled" if prediction.resampled else "recorded"
     curves = (
@@ -251,13 +251,10 @@ def draw(prediction: Prediction, plt: Any, path: Path) -> None:
     _spread(spread, prediction)
     besides = f"{prediction.recorded.communication:.3g} s of a step besides compute"
     figure.suptitle(f"DropCompute, {prediction.workers} ranks, {besides}")
-    for axes in (gain, cost, spread):
-        axes.grid(alpha=0.3)
     spread.legend()
     # Below all: among three curves there is no room.
     figure.legend(*gain.get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(path)
 
 
 def _spread(axes: Any, prediction: Prediction) -> None:

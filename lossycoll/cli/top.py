@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
@@ -84,7 +84,7 @@ def _waits(rank: Rank) -> str:
     return ",".join(map(str, found[:4])) + (f"+{len(found) - 4}" if len(found) > 4 else "")
 
 
-COLUMNS: Final[tuple[tuple[int, str, str, Callable[[Rank], str]], ...]] = (
+COLUMNS: Final[tuple[tuple[int, str, JustifyMethod, Callable[[Rank], str]], ...]] = (
     (0, "rank", "right", lambda rank: str(rank["rank"])),
     (0, "state", "left", lambda rank: rank["state"]),
     (0, "for", "right", _wait),

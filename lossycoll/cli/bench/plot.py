@@ -19,8 +19,7 @@ def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
     """``results``: bench.summarize's, with the seconds of each row and ``loss``, what
     against_loss found, or None."""
     rows = 1 if results["loss"] is None else 2
-    size = (15, 4.2 * rows)
-    figure, axes = plt.subplots(rows, 3, figsize=size, layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(rows, 3, figsize=(15, 4.2 * rows), squeeze=False)
     bandwidth, time, spread = axes[0]
     sizes = sorted({row["bytes"] for row in results["rows"]})
     _over(bandwidth, results["rows"], "bytes", "busbw_gb_s")
@@ -45,11 +44,9 @@ def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
         title += f" Below: {results['loss']['network']}."
     figure.suptitle(title)
     for axis in axes.flat:
-        axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(path)
 
 
 def _draw_loss(found: dict[str, Any], time: Axes, spread: Axes, steps: Axes) -> None:

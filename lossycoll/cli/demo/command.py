@@ -6,9 +6,9 @@ The runs have the same seed, data and steps.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ from lossycoll.cli.answer import (
     console_of,
     give,
     must_be_writable,
-    pyplot,
-    save,
 )
 from lossycoll.cli.argtypes import inject_text, names, real, share, whole
 from lossycoll.cli.launcher import launch, progress
@@ -73,14 +71,9 @@ def run(options: argparse.Namespace) -> int:
         results["runs"][name] = _one_run(name, options, console)
     report.compare(results["runs"])
     said = [report.table(results["runs"]), *report.remarks(results["runs"])]
-    give(Answer(results, said), options)
-    save(saved, json.dumps(results, indent=1))
-    console.print(f"figures: {saved}", highlight=False)
-    plot = options.out / "demo.png"
-    if (plt := pyplot(Console(stderr=True))) is not None:
-        report.draw(plt, results, plot)
-        console.print(f"plot:    {plot}", highlight=False)
-    return 0
+    said.append(f"figures: {saved}")
+    answer = Answer(results, said, partial(report.draw, results))
+    return give(answer, options, file=saved, picture=options.out / "demo.png")
 
 
 def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:

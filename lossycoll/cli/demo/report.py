@@ -174,9 +174,9 @@ def excess(run: dict[str, Any], base: dict[str, Any]) -> list[tuple[int, float]]
     ]
 
 
-def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any], plt: Any, path: Path) -> None:
     """Costs on the left, drift on the right, a line for each run."""
-    figure, (costs, drift) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    figure, (costs, drift) = plt.subplots(1, 2, figsize=(11, 4.6))
     runs, known = results["runs"], demo_runs()
     base_name = next(iter(runs))
     equal: list[str] = []
@@ -204,7 +204,5 @@ def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
     drift.set(title=title, ylabel="squared L2 distance", yscale="log")
     for axes in (costs, drift):
         axes.set(xlabel="step")
-        axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(runs) + 1)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(path)

@@ -264,7 +264,7 @@ def seconds(value: float) -> str:
 
 def draw(name: str, rows: Sequence[dict[str, Any]], title: str, plt: Any, path: Path) -> None:
     values = [row[name] for row in rows]
-    figure, (time, missing) = plt.subplots(2, 1, figsize=(8, 7), layout="constrained", sharex=True)
+    figure, (time, missing) = plt.subplots(2, 1, figsize=(8, 7), sharex=True)
     time.plot(values, [row["seconds"] for row in rows], marker="o", label="median")
     time.plot(values, [row["seconds_p99"] for row in rows], marker=".", label="99th percentile")
     intervals = np.array([row["seconds_interval"] for row in rows])
@@ -278,13 +278,10 @@ def draw(name: str, rows: Sequence[dict[str, Any]], title: str, plt: Any, path: 
     missing.plot(values, [100 * row["missing"] for row in rows], marker="o")
     missing.set(xlabel=name.replace("_", " "), ylabel="missing, % of packets")
     missing.set_ylim(bottom=0)
-    for axes in (time, missing):
-        axes.grid(alpha=0.3)
     if min(values) > 0 and max(values) >= 8 * min(values):
         missing.set_xscale("log", base=2)
         missing.set_xticks(values, [f"{value:g}" for value in values])
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 MODELS: Final = {"resnet50": 25_557_032, "bert-large": 336_226_108, "gpt2": 124_439_808}

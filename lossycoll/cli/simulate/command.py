@@ -74,7 +74,7 @@ LABELS: Final = {
 
 def draw_moshpit(peers: int, grid: Grid, failure: float, plt: Any, path: Path) -> None:
     """Writes the picture to ``path``, a PNG: the mean variance of ``SEEDS`` runs of each method."""
-    figure, axes = plt.subplots(figsize=(8, 5.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 5.4))
     for name, method in METHODS.items():
         runs = [variances(method, peers, grid, failure, ROUNDS, seed) for seed in range(SEEDS)]
         mean = np.maximum(np.mean(runs, axis=0), 1e-16)  # below it there is but rounding
@@ -86,10 +86,8 @@ def draw_moshpit(peers: int, grid: Grid, failure: float, plt: Any, path: Path) -
         axes.annotate(text, (0.8, target), fontsize=9, **where)
     axes.set(xlabel="round", ylabel="variance of the peers' values", xlim=(0, ROUNDS))
     axes.set_title(f"{peers} peers, grid {grid}, {failure:.1%} of peers fail in each round")
-    axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _add_control(parser: argparse.ArgumentParser) -> None:

@@ -217,15 +217,13 @@ async def try_ports(control: Control, ports: Ports) -> Found:
 
 
 def _seen(told: dict[str, object], ports: Ports) -> tuple[tuple[str, int], tuple[str, int]] | None:
-    first = number(told, "first", 0, MOST_PORTS) - 1
-    found = told.get("seen")
-    if not (0 <= first < len(ports.udp) and isinstance(found, list) and len(found) == 2):
-        return None
-    address, port = found
-    if not (isinstance(address, str) and address.isprintable() and isinstance(port, int)):
-        return None
-    own = ports.udp[first].getsockname()
-    return (str(own[0]), int(own[1])), (address[:64], port)
+    match told:
+        case {"first": int(first), "seen": [str(address), int(port)]} if (
+            0 < first <= len(ports.udp) and address.isprintable()
+        ):
+            own = ports.udp[first - 1].getsockname()
+            return (str(own[0]), int(own[1])), (address[:64], port)
+    return None
 
 
 @dataclass

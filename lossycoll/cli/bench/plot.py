@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from lossycoll.cli.argtypes import human
 
@@ -94,14 +94,13 @@ def _spread(axis: Axes, seconds: dict[str, list[float]]) -> None:
 
 def _plain_log(axis: Axis, unit: str) -> None:
     """A logarithmic axis with plain numbers: 1, 2, 5, 10, as many as there is room for."""
-    owner = axis.axes
-    (owner.set_xscale if axis.axis_name == "x" else owner.set_yscale)("log")  # type: ignore[attr-defined]
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_view_interval()
     # Over a decade or two; else powers of ten are enough.
     steps: tuple[float, ...] = (1, 2, 5) if high / low < 1e3 else (1,)
     if high / low < 4:
         steps = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
     axis.set_label_text(unit)

@@ -65,7 +65,7 @@ class Found:
     out: Direction
     back: Direction
     seen: tuple[tuple[str, int], tuple[str, int]] | None
-    rtt_ms: float
+    rtt_ms: float = 0.0
 
 
 def open_udp(address: str, port: int) -> socket.socket:
@@ -212,7 +212,6 @@ async def try_ports(control: Control, ports: Ports) -> Found:
         Direction(out, theirs_udp, arrived_udp, their_busy),
         Direction(back, mine_udp[:pairs], heard, ports.busy),
         _seen(told, ports),
-        control.rtt_ms,
     )
 
 

@@ -94,7 +94,7 @@ def _spread(axis: Axes, seconds: dict[str, list[float]]) -> None:
 
 def _plain_log(axis: Axis, unit: str) -> None:
     """A logarithmic axis with plain numbers: 1, 2, 5, 10, as many as there is room for."""
-    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    axis.axes.set(**{"xscale" if axis is axis.axes.xaxis else "yscale": "log"})
     low, high = axis.get_view_interval()
     # Over a decade or two; else powers of ten are enough.
     steps: tuple[float, ...] = (1, 2, 5) if high / low < 1e3 else (1,)

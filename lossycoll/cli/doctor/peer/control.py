@@ -195,7 +195,9 @@ class Meeting:
             except asyncio.TimeoutError:
                 pass
             except OSError as error:
-                self._trouble = os.strerror(error.errno) if error.errno else str(error)
+                # A name that isn't found has a number of its own, and several addresses have none.
+                number = error.errno or 0
+                self._trouble = os.strerror(number) if number > 0 else str(error)
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _talk(

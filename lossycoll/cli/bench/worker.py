@@ -139,14 +139,10 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def reducer(tensor: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
-    """A group's way to reduce ``tensor`` in place; returns when the result is there."""
-
-    def reduce() -> None:
-        dist.all_reduce(tensor, group=group)
-        synchronize(tensor.device)
-
-    return reduce
+def reduce(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """Reduces in place, and returns when the result is there."""
+    dist.all_reduce(tensor, group=group)
+    synchronize(tensor.device)
 
 
 def work(seconds: float) -> None:
@@ -166,7 +162,6 @@ def measure_size(
     wanted = torch.zeros(elements, dtype=torch.float64, device="cpu")
     for rank in range(dist.get_world_size()):
         wanted += contribution(elements, torch.float64, rank)
-    reduce = {name: reducer(tensor, group) for name, group in groups.items()}
     moved = tolerance(Options.from_env(), dtype, dist.get_world_size())
     wrong: dict[str, int] = {}
 
@@ -176,7 +171,7 @@ def measure_size(
         work(compute)
         dist.barrier()
         started = time.perf_counter()
-        reduce[name]()
+        reduce(tensor, groups[name])
         return time.perf_counter() - started
 
     def check() -> None:

@@ -196,8 +196,8 @@ class Meeting:
                 pass
             except OSError as error:
                 # A name that isn't found has a number of its own, and several addresses have none.
-                number = error.errno or 0
-                self._trouble = os.strerror(number) if number > 0 else str(error)
+                code = error.errno or 0
+                self._trouble = os.strerror(code) if code > 0 else str(error)
             await asyncio.sleep(PAUSE_SECONDS)
 
     async def _talk(

@@ -135,7 +135,7 @@ def check(machine: Machine, options: argparse.Namespace) -> None:
     begin = time.monotonic()
     step("engine", call(machine.command(TOOLS / "smoke_engine.py"), SECONDS).strip())
     begin = time.monotonic()
-    doctor = call(machine.command("-P", "-m", "lossycoll.cli.main", "doctor"), SECONDS)
+    doctor = call(machine.command("-P", "-m", "lossycoll.cli", "doctor"), SECONDS)
     step("doctor", doctor.strip().replace("\n", "\n  "))
     begin = time.monotonic()
     step("torch", machine.ranks(TOOLS / "smoke_torch.py", 2))

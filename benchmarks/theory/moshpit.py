@@ -16,7 +16,7 @@ from rich.console import Console
 
 from benchmarks.common.results import ROOT, source
 from benchmarks.common.tables import fill, markdown, write_json
-from lossycoll.cli.plotting import pyplot
+from lossycoll.cli.answer import pyplot
 from lossycoll.cli.simulate.command import draw_moshpit
 from lossycoll.plan.grid import Grid
 from lossycoll.simulate.averaging import METHODS, rounds_to

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Final, TypeVar
 
@@ -37,11 +38,24 @@ def whole(least: int, most: int | None = None, multiple_of: int = 1) -> Callable
 
 def real(least: float, below: float = math.inf) -> Callable[[str], float]:
     """A finite number in a half-open range."""
-    wanted = f"a number of at least {least:g}" + (
-        "" if below == math.inf else f" and below {below:g}"
-    )
+    wanted = f"a number of at least {least:g}"
+    if below != math.inf:
+        wanted += f" and below {below:g}"
     # For nan every comparison is false.
     return _accepting(float, lambda value: least <= value < below, wanted)
+
+
+def size(least: int, most: int) -> Callable[[str], int]:
+    """``100M``: bytes, with binary units."""
+
+    def read(text: str) -> int:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", text.strip().lower())
+        if found is None:
+            raise ValueError(text)
+        return int(float(found[1]) * 1024 ** " kmg".index(found[2] or " "))
+
+    wanted = f"a size from {human(least)} to {human(most)}, such as 64k or 25M"
+    return _accepting(read, lambda n: least <= n <= most, wanted)
 
 
 share: Final = _accepting(

@@ -65,16 +65,18 @@ class Handler(_frontend.DebugHandler):
 
     def dump(self) -> str | None:
         """The first page as text, for a server that writes files."""
-        summary, records = fetched(self.fetch_timeout)
-        text = as_text(job_status.jobs_of(records))
+        summary, text = self._text()
         return f"{summary}\n\n{text}" if summary else text
 
     def dump_filename(self) -> str:
         return "lossycoll"
 
-    def _status(self, request: Any) -> Any:
+    def _text(self) -> tuple[str | None, str]:
         summary, records = fetched(self.fetch_timeout)
-        text = as_text(job_status.jobs_of(records))
+        return summary, as_text(job_status.jobs_of(records))
+
+    def _status(self, request: Any) -> Any:
+        summary, text = self._text()
         return request.frontend.render_template("lossycoll.html", fetch_summary=summary, text=text)
 
     def _calls(self, request: Any) -> Any:

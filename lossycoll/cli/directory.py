@@ -9,7 +9,7 @@ import threading
 from lossycoll.plan.grid import parse
 from lossycoll.runtime.keys.secret import find_secret
 
-from .launcher import CommandError
+from .answer import CommandError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

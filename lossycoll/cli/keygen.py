@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from .launcher import Unwritable
+from .answer import Unwritable
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import signal
 import sys
@@ -19,8 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
+from rich.text import Text
 
 from lossycoll.errors import OptionError
 from lossycoll.lab import backends, leftovers, network_io, report, tcp, verify
@@ -31,10 +30,11 @@ from lossycoll.lab.laboratory import Lab
 from lossycoll.lab.network import LINK_FIELDS, PORT_FIELDS, Network
 from lossycoll.lab.profiles import PROFILES, profile
 
+from .answer import EXIT_FAILED, Answer, give, must_be_writable, numbers_table
 from .argtypes import real
 from .doctor.checks import Finding, Severity
-from .doctor.command import show
-from .launcher import Interrupted, must_be_writable, save
+from .doctor.command import shown
+from .launcher import Interrupted
 
 NUMBERS: Final = {
     "loss": "share of packets lost, on every link within a site, as in 0.01 or 1%%",
@@ -125,10 +125,11 @@ def run(chosen: argparse.Namespace) -> int:
     """``chosen.words``: the command after "--"."""
     if chosen.action != "run" and (chosen.at or chosen.tcp):
         raise OptionError("--at and --tcp are of a job; they take a command after --")
-    return ACTIONS[chosen.action][0](chosen)
+    file = chosen.counters if chosen.action == "run" else None
+    return give(ACTIONS[chosen.action][0](chosen), chosen, file=file)
 
 
-def _run(chosen: argparse.Namespace) -> int:
+def _run(chosen: argparse.Namespace) -> Answer:
     if not chosen.words:
         raise OptionError("nothing to run; write a command after --")
     network = network_of(chosen)
@@ -156,8 +157,6 @@ def _run(chosen: argparse.Namespace) -> int:
         "took": [asdict(row) for row in report.rows(counters)],
         "tcp": report.tcp_data(took[0]) if took else None,
     }
-    if chosen.json:
-        print(json.dumps(data))
     _say(_traffic(counters) if network.has_levels else ())
     _say(report.took(counters))
     _say(report.tcp(took[0]) if took else ())
@@ -165,7 +164,7 @@ def _run(chosen: argparse.Namespace) -> int:
         lost = "packets were lost that nobody asked for"
         _say([f"{unasked} {lost}: the job sent more than this machine carries"])
     _say(f"rank {one.rank} ended with status {one.status}" for one in ended if one.code)
-    return save(chosen.counters, json.dumps(data, indent=1), max(one.status for one in ended))
+    return Answer(data, (), status=max(one.status for one in ended))
 
 
 def _step(lab: Lab, when: float, text: str, network: Network) -> None:
@@ -179,12 +178,9 @@ def _say(lines: Iterable[str]) -> None:
 
 
 def _described(network: Network) -> str:
-    parts = [f"{network.total_hosts} hosts"]
-    if network.sites > 1:
-        parts.append(f"at {network.sites} sites")
-    if network.world > network.total_hosts:
-        parts.append(f"with {network.world} ranks")
-    return " ".join(parts)
+    sites = f" at {network.sites} sites" if network.sites > 1 else ""
+    ranks = f" with {network.world} ranks" if network.world > network.total_hosts else ""
+    return f"{network.total_hosts} hosts{sites}{ranks}"
 
 
 def _traffic(counters: Counters) -> list[str]:
@@ -218,38 +214,32 @@ def _stoppable() -> Iterator[None]:
         yield
 
 
-def _verify(chosen: argparse.Namespace) -> int:
+def _verify(chosen: argparse.Namespace) -> Answer:
     network = network_of(chosen)
     with _stoppable(), Lab(network, backend=chosen.backend) as lab:
         rows = list(verify.verify(lab, mbit=chosen.mbit))
         gateways = list(verify.verify_gateways(lab))
     complaints = [f"{row.pair[0]}-{row.pair[1]}: {text}" for row in rows for text in row.complaints]
     complaints += [f"site {one.sites[0]}: {text}" for one in gateways for text in one.complaints]
-    if chosen.json:
-        data: dict[str, Any] = {
-            "backend": lab.backend,
-            "links": [row.as_json() for row in rows],
-            "gateways": [{**asdict(one), "complaints": one.complaints} for one in gateways],
-            "ok": not complaints,
-        }
-        print(json.dumps(data, allow_nan=False))
-        return 1 if complaints else 0
+    data = {
+        "backend": lab.backend,
+        "links": [row.as_json() for row in rows],
+        "gateways": [{**asdict(one), "complaints": one.complaints} for one in gateways],
+        "ok": not complaints,
+    }
     lines = [
         f"site {one.sites[0]} to {one.sites[1]}: {one.asked:g} Mbit/s asked, "
         f"{one.offered:g} offered, {one.got:.0f} got through"
         for one in gateways
     ]
-    console = Console(width=max(WIDTH, Console().width), highlight=False, markup=False)
-    console.print(f"backend {lab.backend}, {_described(network)}, MTU {network.mtu}")
-    console.print(_links(rows))
-    for line in (*lines, *(f"not as asked: {text}" for text in complaints)):
-        console.print(line)
-    return 1 if complaints else 0
+    lines += [f"not as asked: {text}" for text in complaints]
+    head = f"backend {lab.backend}, {_described(network)}, MTU {network.mtu}"
+    status = EXIT_FAILED if complaints else 0
+    return Answer(data, [head, _links(rows), *lines], status=status, width=WIDTH)
 
 
 def _links(rows: Iterable[verify.LinkCheck]) -> Table:
-    columns = (Column(heading, justify="right", no_wrap=True) for heading in HEADINGS)
-    table = Table(*columns, box=None, pad_edge=False)
+    table = numbers_table(*HEADINGS)
     for row in rows:
         for name, one in (("datagrams", row.plain), ("aggregates", row.aggregated)):
             table.add_row(
@@ -267,41 +257,32 @@ def _links(rows: Iterable[verify.LinkCheck]) -> Table:
     return table
 
 
-def _check(chosen: argparse.Namespace) -> int:
+def _check(chosen: argparse.Namespace) -> Answer:
     findings = backends.examine()
-    if chosen.json:
-        print(json.dumps([asdict(one) for one in findings]))
-    else:
-        severity = {True: Severity.OK, False: Severity.WARN}
-        show([Finding(one.name, one.found, severity[one.good]) for one in findings], Console())
-    return 0 if backends.can_run(findings) else 1
+    severity = {True: Severity.OK, False: Severity.WARN}
+    return Answer(
+        [asdict(one) for one in findings],
+        shown([Finding(one.name, one.found, severity[one.good]) for one in findings]),
+        status=0 if backends.can_run(findings) else EXIT_FAILED,
+    )
 
 
-def _clean(chosen: argparse.Namespace) -> int:
+def _clean(chosen: argparse.Namespace) -> Answer:
     killed = leftovers.clean()
-    if chosen.json:
-        print(json.dumps([asdict(one) for one in killed]))
-    else:
-        for one in killed:
-            print(f"ended {one.pid} of laboratory {one.lab}: {one.command}")
-        print(f"{len(killed)} leftovers")
-    return 0
+    said = [f"ended {one.pid} of laboratory {one.lab}: {one.command}" for one in killed]
+    return Answer([asdict(one) for one in killed], [*said, f"{len(killed)} leftovers"])
 
 
-def _profiles(chosen: argparse.Namespace) -> int:
-    if chosen.json:
-        data: dict[str, Any] = {
-            name: {**asdict(one), "network": network_io.as_data(one.network)}
-            for name, one in PROFILES.items()
-        }
-        print(json.dumps(data))
-        return 0
+def _profiles(chosen: argparse.Namespace) -> Answer:
+    data, said = {}, []
     for name, one in PROFILES.items():
-        print(f"{name}: {one.meaning}\n  {one.network.link}\n  {one.network.port}")
-        if one.network.sites > 1:
-            print(f"  between sites: {one.network.wan}\n  {one.network.gateway}")
-        print(f"  source: {one.source}\n  assumed: {one.assumed}")
-    return 0
+        network = one.network
+        data[name] = {**asdict(one), "network": network_io.as_data(network)}
+        said += [f"{name}: {one.meaning}", f"  {network.link}", f"  {network.port}"]
+        if network.sites > 1:
+            said += [f"  between sites: {network.wan}", f"  {network.gateway}"]
+        said += [f"  source: {one.source}", f"  assumed: {one.assumed}"]
+    return Answer(data, list(map(Text, said)))
 
 
 def _add_network(parser: argparse._ActionsContainer) -> None:
@@ -309,7 +290,7 @@ def _add_network(parser: argparse._ActionsContainer) -> None:
     add("--profile", default="clean", metavar="NAME", help=f"one of {', '.join(PROFILES)}")
     add("--file", metavar="PATH", help="a network in JSON or TOML, not a profile")
     for name, meaning in WHOLE.items():
-        add(_flag(name), type=int, metavar="N", dest=name, help=meaning)
+        add(_flag(name), type=int, metavar="N", help=meaning)
     how = "of a job on each host: one number, or one for each host"
     add("--ranks", type=_ranks, metavar="N[,N...]", help=how)
     add_numbers(parser, NUMBERS)
@@ -337,7 +318,7 @@ def add_numbers(parser: argparse._ActionsContainer, table: Mapping[str, str]) ->
     """An option for each field of links or ports in ``table``, which has what it means; its value
     may have a unit: :func:`numbers`."""
     for name, meaning in table.items():
-        parser.add_argument(_flag(name), metavar="N", dest=name, help=meaning)
+        parser.add_argument(_flag(name), metavar="N", help=meaning)
 
 
 def numbers(options: argparse.Namespace, table: Mapping[str, str]) -> dict[str, Any]:
@@ -359,22 +340,19 @@ def _flag(name: str) -> str:
 
 def steps_of(texts: Iterable[str], network: Network) -> list[tuple[float, str, Network]]:
     """When --at changes what, and the network from then on. OptionError for what can't be."""
+    times = []
+    for text in texts:
+        when, colon, change = text.partition(":")
+        try:
+            times.append((real(0)(when if colon else ""), change))
+        except argparse.ArgumentTypeError:
+            wanted = "SECONDS:[WHERE:]NAME=N,..., as in 5:rate=10"
+            raise OptionError(f"--at {text!r} isn't {wanted}") from None
     out = []
-    for seconds, text in sorted((_time_of(text) for text in texts), key=lambda one: one[0]):
+    for seconds, text in sorted(times, key=lambda one: one[0]):
         network = _changed(network, text)
         out.append((seconds, text, network))
     return out
-
-
-def _time_of(text: str) -> tuple[float, str]:
-    seconds, colon, rest = text.partition(":")
-    try:
-        found = float(seconds)
-    except ValueError:
-        found = math.nan
-    if not (colon and 0 <= found < math.inf):
-        raise OptionError(f"--at {text!r} isn't SECONDS:[WHERE:]NAME=N,..., as in 5:rate=10")
-    return found, rest
 
 
 def _changed(network: Network, text: str) -> Network:
@@ -427,14 +405,14 @@ def network_of(options: argparse.Namespace) -> Network:
 def _ranks(text: str) -> int | tuple[int, ...]:
     """``2``, or ``3,2`` for a host of three and a host of two."""
     try:
-        numbers = tuple(map(int, text.split(",")))
+        first, *others = map(int, text.split(","))
     except ValueError:
         wanted = "a whole number, or one for each host, as in 3,2"
         raise argparse.ArgumentTypeError(f"{text!r} isn't {wanted}") from None
-    return numbers if len(numbers) > 1 else numbers[0]
+    return (first, *others) if others else first
 
 
-ACTIONS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], str]]] = {
+ACTIONS: Final[dict[str, tuple[Callable[[argparse.Namespace], Answer], str]]] = {
     "run": (_run, "the command after --, as the ranks of one job on all hosts"),
     "verify": (_verify, "measure the links, and set them beside what was asked"),
     "check": (_check, "what this machine offers, and what it lacks"),

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .answer import EXIT_INTERRUPTED, CommandError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,16 +29,6 @@ HOST_SECONDS = 900.0
 """Longest job on hosts of a laboratory."""
 POLL_SECONDS = 0.1
 LOG_TAIL_LINES = 15
-EXIT_FAILED = 1
-EXIT_USAGE = 2  # as argparse's
-EXIT_INTERRUPTED = 130
-"""Status that a shell reports for a program that SIGINT ended."""
-
-
-class CommandError(RuntimeError):
-    """The reason why a command ends, in one line, and the program's exit status."""
-
-    status = EXIT_FAILED
 
 
 class LaunchError(CommandError):
@@ -47,42 +39,6 @@ class Interrupted(CommandError):
     """The user or the system asked the job to stop; its ranks are gone."""
 
     status = EXIT_INTERRUPTED
-
-
-class Unwritable(CommandError):
-    """There is no writing to where the results are to go."""
-
-    status = EXIT_USAGE
-
-
-def must_be_writable(file: Path | None, *, make_folder: bool = False) -> None:
-    """Raises Unwritable when ``file`` can't be written, which is better known before a long run.
-    Tried out, not looked up: permissions say nothing of a full or odd file system."""
-    if file is None:
-        return
-    try:
-        if make_folder:
-            file.parent.mkdir(parents=True, exist_ok=True)
-        before = file.exists()
-        with file.open("a", encoding="utf-8"):
-            pass
-        if not before:
-            file.unlink()
-    except OSError as error:
-        raise Unwritable(f"cannot write to {file}: {error.strerror}") from error
-
-
-def save(file: Path | None, text: str, status: int = 0) -> int:
-    """Writes results that have been printed, and returns the command's ``status``. Unwritable has
-    that status, too, where it tells of a failure of the command itself."""
-    try:
-        if file is not None:
-            file.write_text(text + "\n", encoding="utf-8")
-    except OSError as error:
-        unsaved = Unwritable(f"{file} can't be written: {error.strerror}")
-        unsaved.status = status or EXIT_USAGE
-        raise unsaved from None
-    return status
 
 
 @contextlib.contextmanager
@@ -107,18 +63,19 @@ def progress(
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[Path]:
     """A temporary folder. It stays when a rank fails: the error points to the logs in it."""
-    with contextlib.ExitStack() as undo:
-        folder = tempfile.mkdtemp(prefix=prefix)
-        undo.callback(shutil.rmtree, folder, ignore_errors=True)
-        try:
-            yield Path(folder)
-        except LaunchError:
-            undo.pop_all()
-            raise
+    folder, is_kept = tempfile.mkdtemp(prefix=prefix), False
+    try:
+        yield Path(folder)
+    except LaunchError:
+        is_kept = True
+        raise
+    finally:
+        if not is_kept:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class EventWriter:
-    """Rank 0's side: one JSON object per line."""
+    """A rank's side: one JSON object per line."""
 
     def __init__(self, path: str | Path) -> None:
         self._file = Path(path).open("a", encoding="utf-8")  # noqa: SIM115 (closed in close)
@@ -217,20 +174,17 @@ def on_one_machine() -> dict[str, str | None]:
 @contextlib.contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
     """The ranks inherit this process's environment, so it is changed for a while."""
-    before = {name: os.environ.get(name) for name in changes}
+    before = dict(os.environ)
     try:
-        _apply(changes)
+        for name, value in changes.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
         yield
     finally:
-        _apply(before)
-
-
-def _apply(changes: Mapping[str, str | None]) -> None:
-    for name, value in changes.items():
-        if value is None:
+        for name in changes:
             os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+        os.environ.update({name: before[name] for name in changes.keys() & before.keys()})
 
 
 @contextlib.contextmanager

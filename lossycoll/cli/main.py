@@ -14,7 +14,7 @@ from typing import Any, Final, NoReturn
 
 from lossycoll.errors import LabError, OptionError
 
-from .launcher import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
+from .answer import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CommandError
 
 COMMANDS: Final = {
     "demo": "demo.command",
@@ -130,20 +130,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_UNREAD
     except KeyboardInterrupt:
-        return _complain(options.command, "stopped", EXIT_INTERRUPTED)
+        reason, status = "stopped", EXIT_INTERRUPTED
     except CommandError as error:
-        return _complain(options.command, error, error.status)
+        reason, status = str(error), error.status
     except LabError as error:
-        return _complain(options.command, error, EXIT_FAILED)
+        reason, status = str(error), EXIT_FAILED
     except OptionError as error:
-        return _complain(options.command, error, EXIT_USAGE)
+        reason, status = str(error), EXIT_USAGE
+    else:
+        return status
+    print(f"lossycoll {options.command}: {reason}", file=sys.stderr)
     return status
-
-
-def _complain(command: str, reason: object, status: int) -> int:
-    print(f"lossycoll {command}: {reason}", file=sys.stderr)
-    return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, get_args
 
 import numpy as np
-from rich.console import Console
 from rich.table import Column, Table
 
 from lossycoll.simulate.theory import Empirical, Noise, fit, noise_curve, normal_curve
 from lossycoll.simulate.threshold import Choice, Cut, Point, choose, choose_at, curve, profiles
 from lossycoll.simulate.times import Recorded, Times, compute_seconds, load, usual
 
+from .answer import Answer, add_json, give, must_be_png, numbers_table
 from .argtypes import share, whole
-from .plotting import must_be_png, pyplot
 
 MOST_WORKERS: Final = 1 << 14
 
@@ -43,25 +41,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cut", choices=get_args(Cut), default="finished", help=how)
     add("--seed", type=whole(0, 2**31 - 1), default=0, help="of the resampling (default 0)")
     add("--picture", type=Path, metavar="FILE.png", help="where to draw the curve")
-    add("--json", action="store_true", help="print the result as JSON, not as a table")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     must_be_png(options.picture)
     recorded = load(options.times)
     prediction = predict(recorded, options.workers, options.drop_rate, options.cut, options.seed)
-    # With --json, standard output carries the JSON and nothing else.
-    console, errors = Console(stderr=options.json), Console(stderr=True)
-    if options.json:
-        print(json.dumps(as_json(prediction.choice), allow_nan=False))
-    else:
-        console.print("\n".join(head(prediction)), markup=False, highlight=False)
-        console.print(table(prediction))
-        console.print("\n".join(remarks(prediction)), markup=False, highlight=False)
-    if options.picture is not None and (plt := pyplot(errors)) is not None:
-        draw(plt, prediction, options.picture)
-        console.print(f"picture: {options.picture}", markup=False, highlight=False)
-    return 0
+    said = [*head(prediction), table(prediction), *remarks(prediction)]
+    answer = Answer(as_json(prediction.choice), said, partial(draw, prediction))
+    return give(answer, options, picture=options.picture)
 
 
 def as_json(choice: Choice) -> dict[str, Any]:
@@ -113,10 +102,9 @@ def predict(
             times, communication, workers, drop_rate=drop_rate, cut=cut, seed=seed
         )
     pool = profiles(times)
-    noise, recorded_noise = fit(pool), Empirical(pool)
+    noise, measured = fit(pool), Empirical(pool)
     count = max(1, round(float(np.isfinite(pool).sum(axis=1).mean())))
-    taus = np.array([point.threshold for point in choice.curve])
-    ranks = used.shape[1]
+    place = np.array([point.threshold for point in choice.curve]), used.shape[1], count
     at = harmless = None
     if math.isfinite(choice.threshold):
         (at,) = curve(used, np.array([choice.threshold]), communication, cut=cut)
@@ -128,21 +116,12 @@ def predict(
         times=used,
         resampled=workers is not None,
         noise=noise,
-        independent=noise_curve(taus, ranks, count, recorded_noise, communication),
-        fitted=noise_curve(taus, ranks, count, noise, communication),
-        paper=normal_curve(taus, ranks, count, recorded_noise, communication),
+        independent=noise_curve(*place, measured, communication),
+        fitted=noise_curve(*place, noise, communication),
+        paper=normal_curve(*place, measured, communication),
         at=at,
         harmless=harmless,
     )
-
-
-def slow_rank(times: Times) -> tuple[int, float] | None:
-    """The slowest rank, and its mean compute time over the median rank's, if that is much. Times
-    are by micro-batch, so that a rank with more of them doesn't count as slow."""
-    means = np.nanmean(times[usual(times)], axis=(0, 2))
-    slowest = int(np.argmax(means))
-    ratio = float(means[slowest] / np.median(means))
-    return (slowest, ratio) if ratio > SLOW_RANK else None
 
 
 ROWS: Final = 14
@@ -177,8 +156,7 @@ def head(prediction: Prediction) -> list[str]:
 def table(prediction: Prediction) -> Table:
     """Some points of the curve, the chosen one marked."""
     names = ("threshold, s", "dropped", "step, s", "speed-up", "independent", "fitted")
-    columns = (Column(name, justify="right", no_wrap=True) for name in names)
-    out = Table(*columns, Column(no_wrap=True), box=None, padding=(0, 2, 0, 0))  # fits 80 columns
+    out = numbers_table(*names, Column(no_wrap=True))  # fits 80 columns
     points = prediction.choice.curve
     shown = np.unique(np.linspace(0, len(points) - 1, ROWS).round().astype(int))
     rows = {points[i].threshold: points[i] for i in shown}
@@ -186,28 +164,22 @@ def table(prediction: Prediction) -> Table:
         rows[prediction.at.threshold] = prediction.at
     speedups = [point.speedup for point in rows.values()]
     least, most = min(speedups), max(speedups)
-    compared = (prediction.independent, prediction.fitted)
-    for _, point in sorted(rows.items()):
-        chosen = point is prediction.at
+    taus = [point.threshold for point in points]
+    others = [[one.speedup for one in also] for also in (prediction.independent, prediction.fitted)]
+    for threshold, point in sorted(rows.items()):
         # From the least to the most: their ratio is in the figures.
         bar = "#" * (1 + round((BAR - 1) * (point.speedup - least) / max(most - least, 1e-9)))
-        others = (_speedup(other, point.threshold) for other in compared)
+        chosen = point is prediction.at
         out.add_row(
-            f"{point.threshold:.4g}",
+            f"{threshold:.4g}",
             f"{point.drop_rate:.1%}",
             f"{point.step_seconds:.4g}",
             f"{point.speedup:.3f}",
-            *(f"{other:.3f}" for other in others),
+            *(f"{np.interp(threshold, taus, other):.3f}" for other in others),
             f"{bar} <-" if chosen else bar,
             style="bold" if chosen else None,
         )
     return out
-
-
-def _speedup(points: Sequence[Point], threshold: float) -> float:
-    """Speed-up of a curve at a threshold, interpolated."""
-    taus = [point.threshold for point in points]
-    return float(np.interp(threshold, taus, [point.speedup for point in points]))
 
 
 def remarks(prediction: Prediction) -> list[str]:
@@ -235,11 +207,14 @@ def remarks(prediction: Prediction) -> list[str]:
             f"rank can show, so expect more: independent is near the truth if a rank's "
             f"micro-batches are independent; fitted guesses at times longer than any recorded"
         )
-    slow = slow_rank(prediction.recorded.times)
-    if slow is not None:
+    # By micro-batch, so that a rank with more of them doesn't count as slow.
+    times = prediction.recorded.times
+    means = np.nanmean(times[usual(times)], axis=(0, 2))
+    slower = means.max() / np.median(means)
+    if slower > SLOW_RANK:
         lines.append(
-            f"rank {slow[0]} computes {slow[1] - 1:.0%} longer than the median rank, on average: "
-            f"what is dropped is its data above all; look at that machine first"
+            f"rank {means.argmax()} computes {slower - 1:.0%} longer than the median rank, on "
+            f"average: what is dropped is its data above all; look at that machine first"
         )
     return lines
 
@@ -247,8 +222,8 @@ def remarks(prediction: Prediction) -> list[str]:
 CHOSEN: dict[str, Any] = {"color": "tab:red", "linestyle": "--", "linewidth": 1.2}
 
 
-def draw(plt: Any, prediction: Prediction, path: Path) -> None:
-    figure, panels = plt.subplot_mosaic("ab;cc", figsize=(10, 7.6), layout="constrained")
+def draw(prediction: Prediction, plt: Any, path: Path) -> None:
+    figure, panels = plt.subplot_mosaic("ab;cc", figsize=(10, 7.6))
     gain, cost, spread = panels.values()
     what = "resampled" if prediction.resampled else "recorded"
     curves = (
@@ -260,13 +235,14 @@ def draw(plt: Any, prediction: Prediction, path: Path) -> None:
     for points, label, style in curves:
         speedups = [point.speedup for point in points]
         gain.plot([point.threshold for point in points], speedups, label=label, **style)
-        cost.plot([100 * point.drop_rate for point in points], speedups, label=label, **style)
+        cost.plot([100 * point.drop_rate for point in points], speedups, **style)
     if prediction.at is not None:
         label = f"chosen: {prediction.at.threshold:.4g} s"
         gain.axvline(prediction.at.threshold, label=label, **CHOSEN)
         label = f"{prediction.at.drop_rate:.1%} dropped: {prediction.at.speedup:.3f}"
         at = (100 * prediction.at.drop_rate, prediction.at.speedup)
         cost.plot(*at, "o", color="tab:red", label=label)
+        cost.legend()
     for axes in (gain, cost):
         axes.axhline(1, color="black", linewidth=0.8)
         axes.set(ylabel="effective speed-up")
@@ -275,23 +251,10 @@ def draw(plt: Any, prediction: Prediction, path: Path) -> None:
     _spread(spread, prediction)
     besides = f"{prediction.recorded.communication:.3g} s of a step besides compute"
     figure.suptitle(f"DropCompute, {prediction.workers} ranks, {besides}")
-    for axes in (gain, cost, spread):
-        axes.grid(alpha=0.3)
+    spread.legend()
     # Below all: among three curves there is no room.
-    handles, labels = gain.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3)
-    for axes in (cost, spread):
-        axes.legend(*_own(axes, labels))
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def _own(axes: Any, others: list[str]) -> tuple[list[Any], list[str]]:
-    """Entries that the legend below the figure does not have."""
-    own = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    for label in others:
-        own.pop(label, None)
-    return list(own.values()), list(own)
+    figure.legend(*gain.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    figure.savefig(path)
 
 
 def _spread(axes: Any, prediction: Prediction) -> None:

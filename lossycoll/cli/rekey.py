@@ -8,7 +8,7 @@ from lossycoll.errors import OptionError
 from lossycoll.runtime.engine.failures import place_of
 from lossycoll.runtime.world.queries import ask_for_rekey
 
-from .launcher import CommandError
+from .answer import CommandError
 from .status import usable_secret
 
 

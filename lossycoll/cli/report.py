@@ -20,8 +20,7 @@ from rich.console import Console
 
 from lossycoll.runtime.world.job_status import ALIVE, in_words
 
-from .launcher import CommandError, must_be_writable, save
-from .plotting import pyplot
+from .answer import CommandError, must_be_writable, pyplot, save
 from .status import BAD_LOSS, NOT_THERE
 
 Points: TypeAlias = list[tuple[float, float]]
@@ -31,6 +30,7 @@ History: TypeAlias = list[tuple[float, Mapping[str, Any]]]
 MOST_LINES: Final = 12
 """Series of a chart: those that are worst."""
 MOST_ROWS: Final = 64
+SHARE: Final = "share of packets"
 LEAST_SILENCE: Final = 10.0
 SILENT_SHARE: Final = 0.02
 """Seconds, and share of the job, after which a rank without lines is told. Lines become rarer as
@@ -120,11 +120,11 @@ def _line(text: str) -> Mapping[str, Any] | None:
 
 
 def chosen(jobs: Mapping[str, Sequence[Mapping[str, Any]]], session: str) -> Job:
-    if session and session not in jobs:
-        raise NoFigures(f"no job {session}; there are {', '.join(jobs)}")
     if not session and len(jobs) > 1:
         raise NoFigures(f"{len(jobs)} jobs; choose one by --session: {', '.join(jobs)}")
     session = session or next(iter(jobs))
+    if session not in jobs:
+        raise NoFigures(f"no job {session}; there are {', '.join(jobs)}")
     lines = jobs[session]
     begin = at = float(lines[0]["time"])
     ranks: dict[int, History] = {}
@@ -149,7 +149,6 @@ class Chart:
     title: str
     unit: str
     series: Series
-    is_share: bool = False
 
 
 def charts_of(job: Job) -> list[Chart]:
@@ -164,8 +163,8 @@ def charts_of(job: Job) -> list[Chart]:
         return _worst({f"rank {number}": of(history) for number, history in job.ranks.items()})
 
     charts = [
-        Chart("Loss of links, before recovery", "share of packets", _worst(loss), is_share=True),
-        Chart("Missing after recovery", "share of packets", worst(_missing), is_share=True),
+        Chart("Loss of links, before recovery", SHARE, _worst(loss)),
+        Chart("Missing after recovery", SHARE, worst(_missing)),
         Chart("Step time", "seconds", worst(_steps)),
         Chart("Wait in a call", "seconds", worst(_waits)),
         Chart("Sent", "MB/s", worst(partial(_rates, name="bytes_sent"))),
@@ -253,7 +252,7 @@ def figure_of(plt: Any, charts: Sequence[Chart], seconds: float) -> Any:
             place.set(title=chart.title, xlabel="seconds", ylabel=chart.unit)
             place.set(xlim=(0, seconds or 1), ylim=(0, None))
             place.grid(alpha=0.3)
-            if chart.is_share:
+            if chart.unit == SHARE:
                 place.yaxis.set_major_formatter(PercentFormatter(1.0))
             place.legend(ncols=2 if len(chart.series) > 6 else 1, loc="best")
     return figure

@@ -36,7 +36,7 @@ from lossycoll.runtime.world.job_status import (
 from lossycoll.runtime.world.queries import CALLS, STATUS, NoAnswer, ask_job, ask_stacks
 from lossycoll.runtime.world.rank_states import RankState
 
-from .launcher import CommandError, Unwritable
+from .answer import CommandError, Unwritable
 
 Job = dict[str, Any]
 PLACE_HELP: Final = (

@@ -6,11 +6,10 @@ from __future__ import annotations
 import argparse
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.filesize import decimal
 from rich.live import Live
 from rich.table import Table
@@ -25,6 +24,8 @@ Rank = Mapping[str, Any]
 MOST_TROUBLES: Final = 4
 HEADINGS: Final = MOST_TROUBLES + 4
 """Lines of a job besides its ranks."""
+SHRINK: Final = ("call", "process")
+"""Columns from which what doesn't fit is taken."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,16 +49,6 @@ def run(options: argparse.Namespace) -> int:
                 shown = Group(Text(str(error)))
             live.update(shown, refresh=True)
             time.sleep(options.every)
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column. Of those that don't fit, the ones with the greatest ``from_width`` go first."""
-
-    heading: str
-    text: Callable[[Rank], str]
-    from_width: int
-    is_number: bool = True
 
 
 def _worst_link(rank: Rank) -> Mapping[str, Any]:
@@ -93,25 +84,22 @@ def _waits(rank: Rank) -> str:
     return ",".join(map(str, found[:4])) + (f"+{len(found) - 4}" if len(found) > 4 else "")
 
 
-CALL: Final = Column("call", lambda rank: rank["call"] or "", 60, False)
-LEAST_CALL: Final = 16
-GAP: Final = 2
-"""After each column."""
-COLUMNS: Final = (
-    Column("rank", lambda rank: str(rank["rank"]), 0),
-    Column("state", lambda rank: rank["state"], 0, False),
-    Column("for", _wait, 0),
-    Column("waits", _waits, 0, False),
-    CALL,
-    Column("step", lambda r: in_words(r["step_seconds"]) if r["step_seconds"] else "", 80),
-    Column("loss", _loss, 80, False),
-    Column("missing", lambda rank: f"{rank['missing']:.2%}" if rank["missing"] else "", 90),
-    Column("recovered", lambda rank: str(rank["recovered"] or ""), 130),
-    Column("rate", _rate, 110),
-    Column("queue", lambda rank: in_words(_sum(rank, "queue_seconds")), 130),
-    Column("by", _by, 100, False),
-    Column("process", lambda r: f"{r['host']}/{r['pid']}" if r["tells"] else "", 120, False),
+COLUMNS: Final[tuple[tuple[int, str, JustifyMethod, Callable[[Rank], str]], ...]] = (
+    (0, "rank", "right", lambda rank: str(rank["rank"])),
+    (0, "state", "left", lambda rank: rank["state"]),
+    (0, "for", "right", _wait),
+    (0, "waits", "left", _waits),
+    (60, "call", "left", lambda rank: rank["call"] or ""),
+    (80, "step", "right", lambda r: in_words(r["step_seconds"]) if r["step_seconds"] else ""),
+    (80, "loss", "left", _loss),
+    (90, "missing", "right", lambda rank: f"{rank['missing']:.2%}" if rank["missing"] else ""),
+    (140, "recovered", "right", lambda rank: str(rank["recovered"] or "")),
+    (110, "rate", "right", _rate),
+    (140, "queue", "right", lambda rank: in_words(_sum(rank, "queue_seconds"))),
+    (100, "by", "left", _by),
+    (120, "process", "left", lambda r: f"{r['host']}/{r['pid']}" if r["tells"] else ""),
 )
+"""The least width of a terminal that shows it, its heading, its side, and a rank's text."""
 
 
 def view(found: Found, width: int, height: int | None) -> Group:
@@ -142,40 +130,17 @@ def _job(job: Job, width: int, most: int | None) -> Iterable[Any]:
         yield Text(line, style="bold", overflow="ellipsis", no_wrap=True)
     ranks = worst_first(job)
     shown = ranks if most is None else ranks[:most]
+    columns = [column for column in COLUMNS if column[0] <= width]
     table = Table(box=None, pad_edge=False, width=width if width < 60 else None)
-    cells = {column: [column.text(rank) for rank in shown] for column in COLUMNS}
-    widths = _fitting(cells, width)
-    for column, wide in widths.items():
-        table.add_column(
-            column.heading,
-            justify="right" if column.is_number else "left",
-            no_wrap=True,
-            overflow="ellipsis",
-            max_width=wide,
-        )
-    for number, rank in enumerate(shown):
+    for _, heading, side, _ in columns:
+        table.add_column(heading, justify=side, no_wrap=heading not in SHRINK, overflow="ellipsis")
+    for rank in shown:
         style = "" if rank["state"] == ALIVE else "bold red"
-        table.add_row(*(Text(cells[column][number]) for column in widths), style=style)
+        cells = (Text(text(rank), no_wrap=True, overflow="ellipsis") for *_, text in columns)
+        table.add_row(*cells, style=style)
     yield table
     if len(shown) < len(ranks):
         yield Text(f"and {len(ranks) - len(shown)} more ranks")
-
-
-def _fitting(cells: Mapping[Column, Sequence[str]], width: int) -> dict[Column, int]:
-    """The columns that fit side by side, and how wide each is: the least important ones go, and the
-    call's text takes what is left."""
-    widths = {column: max(map(len, (column.heading, *texts))) for column, texts in cells.items()}
-    whole = widths[CALL]
-    widths[CALL] = min(whole, LEAST_CALL)
-    for column in sorted(cells, key=lambda one: -one.from_width):
-        left = width - sum(widths.values()) - GAP * len(widths)
-        if left >= 0 or not column.from_width:
-            break
-        del widths[column]
-    if CALL in widths:
-        left = width - sum(widths.values()) - GAP * len(widths)
-        widths[CALL] = min(whole, widths[CALL] + max(0, left))
-    return widths
 
 
 def worst_first(job: Job) -> list[Rank]:

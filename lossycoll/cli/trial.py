@@ -6,10 +6,10 @@ lossycoll try --loss 0,0.01,0.05 --metric loss -- python train.py
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import re
 import shutil
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 
+from .answer import EXIT_FAILED, Answer, add_json, give, must_be_writable, numbers_table
 from .argtypes import inject_text, real, shares, whole
-from .launcher import EXIT_FAILED, LaunchError, must_be_writable, run_ranks, save, scratch
+from .launcher import LaunchError, run_ranks, scratch
 
 NOT_FINITE: Final = r"(?i:nan|inf(?:inity)?)"
 NUMBER: Final = rf"[-+]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|{NOT_FINITE})"
@@ -74,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "table; the last counts (default loss)"
     )
     add("--metric", default="loss", metavar="NAME", help=how)
-    add("--json", action="store_true", help="print JSON instead of the table")
+    add_json(parser)
     add("--out", type=Path, help="also write the JSON to this file")
     add("unseparated", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -94,15 +95,12 @@ def run(chosen: argparse.Namespace) -> int:
         for seed in range(1, chosen.seeds + 1):
             errors.print(f"loss {loss:g}, seed {seed}", highlight=False)
             trials.append(trial(chosen, loss, seed))
-    text = json.dumps({"metric": chosen.metric, "trials": [one.as_json() for one in trials]})
-    if chosen.json:
-        print(text)
-    else:
-        Console().print(table(trials, chosen.metric), highlight=False)
     for complaint in complaints(trials, chosen.metric):
         errors.print(f"lossycoll try: {complaint}", highlight=False, markup=False)
     bad = any(one.failure or one.value is None or one.lossless for one in trials)
-    return save(chosen.out, text, EXIT_FAILED if bad else 0)
+    data = {"metric": chosen.metric, "trials": [one.as_json() for one in trials]}
+    shown = [table(trials, chosen.metric)]
+    return give(Answer(data, shown, status=EXIT_FAILED if bad else 0), chosen, file=chosen.out)
 
 
 def _check_command(words: Sequence[str] | None, unseparated: Sequence[str]) -> None:
@@ -169,45 +167,31 @@ def mentions(text: str, metric: str) -> list[tuple[float | None, str]]:
     return [(float(one[1]), "") if one[1] else (None, one[2]) for one in found]
 
 
-@dataclass(frozen=True)
-class Summary:
-    """The runs at one loss. ``values``: of the metric, in the order of their seeds."""
-
-    loss: float
-    values: tuple[float, ...]
-    failed: int
-    seconds: float
-
-    @property
-    def mean(self) -> float | None:
-        return sum(self.values) / len(self.values) if self.values else None
-
-
-def summaries(trials: Sequence[Trial]) -> list[Summary]:
-    """One per loss, rising. Runs that failed count as such alone."""
-    out = []
-    for loss in sorted({one.loss for one in trials}):
-        own = [one for one in trials if one.loss == loss]
-        values = tuple(one.value for one in own if one.value is not None and not one.failure)
-        failed = len(own) - len(values)
-        out.append(Summary(loss, values, failed, sum(one.seconds for one in own) / len(own)))
-    return out
+def values_by_loss(trials: Sequence[Trial]) -> dict[float, list[float]]:
+    """The metric of the runs at each loss, rising, that ended well and have one."""
+    found: dict[float, list[float]] = {loss: [] for loss in sorted({one.loss for one in trials})}
+    for one in trials:
+        if one.value is not None and not one.failure:
+            found[one.loss].append(one.value)
+    return found
 
 
 def table(trials: Sequence[Trial], metric: str) -> Table:
     """A row per loss: the metric's mean and range, and how far it is from the first row's."""
-    rows = summaries(trials)
-    names = ("dropped", metric, "from", "to", f"against {rows[0].loss:g}", "s", "failed")
-    columns = (Column(name, justify="right", no_wrap=True) for name in names)
-    out = Table(*columns, box=None, padding=(0, 2, 0, 0))
-    base = rows[0].mean
-    for row in rows:
+    rows = values_by_loss(trials)
+    first = next(iter(rows))
+    out = numbers_table("dropped", metric, "from", "to", f"against {first:g}", "s", "failed")
+    base = statistics.fmean(rows[first]) if rows[first] else None
+    for loss, values in rows.items():
         change, shown = "-", ["-"] * 3
-        if (mean := row.mean) is not None:
-            shown = [f"{value:.6g}" for value in (mean, min(row.values), max(row.values))]
-            if base and row is not rows[0]:
+        if values:
+            mean = statistics.fmean(values)
+            shown = [f"{value:.6g}" for value in (mean, min(values), max(values))]
+            if base and loss != first:
                 change = f"{(mean - base) / abs(base):+.2%}"
-        out.add_row(f"{row.loss:g}", *shown, change, f"{row.seconds:.1f}", str(row.failed or ""))
+        seconds = [one.seconds for one in trials if one.loss == loss]
+        failed = str(len(seconds) - len(values) or "")
+        out.add_row(f"{loss:g}", *shown, change, f"{statistics.fmean(seconds):.1f}", failed)
     return out
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lossycoll.cli import argtypes, launcher
+from lossycoll.cli import answer, argtypes, launcher
 from lossycoll.cli import main as cli
 
 SCRIPT = Path(sys.executable).with_name("lossycoll")
@@ -189,15 +189,15 @@ def test_refuses_a_place_that_cannot_be_written_before_it_starts(
 def test_a_place_that_can_be_written_is_left_as_it_was(tmp_path: Path) -> None:
     old = tmp_path / "old.json"
     old.write_text("{}")
-    launcher.must_be_writable(old)
-    launcher.must_be_writable(tmp_path / "new" / "new.json", make_folder=True)
+    answer.must_be_writable(old)
+    answer.must_be_writable(tmp_path / "new" / "new.json", make_folder=True)
     assert old.read_text() == "{}"
     assert list((tmp_path / "new").iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [(launcher.LaunchError, 1), (launcher.Interrupted, 130), (launcher.Unwritable, 2)],
+    [(launcher.LaunchError, 1), (launcher.Interrupted, 130), (answer.Unwritable, 2)],
 )
 def test_errors_are_exit_codes(
     error: type[Exception],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lossycoll.cli.launcher import EXIT_FAILED
+from lossycoll.cli.answer import EXIT_FAILED
 from lossycoll.cli.main import EXIT_USAGE, main
 from tests.support.harness import init, run_good
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from lossycoll.cli.launcher import EXIT_FAILED
+from lossycoll.cli.answer import EXIT_FAILED
 from lossycoll.cli.main import main
 from lossycoll.cli.status import swarm_as_text
 from lossycoll.runtime.engine import status_page

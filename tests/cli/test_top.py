@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from lossycoll.cli import top
-from lossycoll.cli.launcher import EXIT_FAILED
+from lossycoll.cli.answer import EXIT_FAILED
 from lossycoll.cli.main import EXIT_INTERRUPTED, EXIT_USAGE, main
 from lossycoll.cli.status import Found
 from tests.runtime.engine.test_status_page import made

@@ -10,9 +10,9 @@ import pytest
 
 from lossycoll.cli import main as cli
 from lossycoll.cli import trial
-from lossycoll.cli.launcher import EXIT_FAILED
+from lossycoll.cli.answer import EXIT_FAILED
 from lossycoll.cli.main import EXIT_USAGE
-from lossycoll.cli.trial import Trial, complaints, mentions, summaries
+from lossycoll.cli.trial import Trial, complaints, mentions, values_by_loss
 from tests.support.harness import warm_python
 
 PLAIN = """
@@ -173,9 +173,7 @@ def test_what_makes_the_table_worth_less_is_said() -> None:
     assert 'init_process_group("lossy")' in gloo
     failed = [Trial(0.2, seed, 3.0, 1, 9, 1.0, failure=f"number {seed}") for seed in (1, 2)]
     assert complaints([*good, *failed], "loss") == ["loss 0.2, seed 1: number 1"]
-    assert [(row.mean, row.failed) for row in summaries([*good, *failed])] == [
-        *((1.0, 0), (2.0, 0), (None, 2))
-    ]
+    assert values_by_loss([*good, *failed]) == {0: [1.0], 0.1: [2.0], 0.2: []}
 
 
 @pytest.mark.parametrize(

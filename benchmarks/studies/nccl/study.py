@@ -79,7 +79,7 @@ def ranks_of_torchrun() -> Iterator[bool]:
 
 def _together(configuration: dict[str, Any]) -> dict[str, Any] | None:
     _tell(configuration)
-    return bench_rank.take_part(configuration, lambda _, __: None)
+    return bench_rank.take_part(configuration)
 
 
 def _tell(what: object) -> None:
@@ -96,7 +96,7 @@ def _follow() -> None:
             bench_rank.seen_by_all()
             continue
         with contextlib.suppress(nccl.NcclMissing):  # all see the same, and the leader says so
-            bench_rank.take_part(told[0], lambda _, __: None)
+            bench_rank.take_part(told[0])
 
 
 def _preview(pieces: Sequence[Sweep], options: argparse.Namespace) -> Iterable[str]:

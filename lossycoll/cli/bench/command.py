@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,20 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from lossycoll.cli.argtypes import human, inject_text, names, real, share, shares, whole
+from lossycoll.cli.answer import (
+    EXIT_FAILED,
+    Answer,
+    add_json,
+    console_of,
+    give,
+    must_be_writable,
+    numbers_table,
+    pyplot,
+    save,
+)
+from lossycoll.cli.argtypes import human, inject_text, names, real, share, shares, size, whole
 from lossycoll.cli.demo.report import percentile
-from lossycoll.cli.launcher import EXIT_FAILED, launch, must_be_writable, progress, save, scratch
-from lossycoll.cli.plotting import pyplot
+from lossycoll.cli.launcher import launch, progress, scratch
 from lossycoll.lab import Lab, Link, Network, Port
 from lossycoll.lab.backends import missing
 from lossycoll.options.texts import FAST_PATHS
@@ -32,12 +41,14 @@ from . import nccl as bench_nccl
 BACKENDS = ("lossy", "nccl", "gloo")
 DEFAULT_BACKENDS = ("lossy", "gloo")
 DTYPES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DEFAULT_SIZES = "4k,16k,64k,256k,1m,4m,25m,100m"
 NCCL_TESTS = "nccl-tests"
 """Names the sizes of ``all_reduce_perf -b 8 -e 128M -f 2``."""
 MBIT, ONE_WAY_MS = 1000.0, 10.0
-"""The laboratory's network."""
+NETWORK = Network(
+    link=Link(delay_ms=ONE_WAY_MS), port=Port(up_mbit=MBIT, down_mbit=MBIT, queue_ms=25.0)
+)
+"""The laboratory's network: a good wide-area path, as in benchmarks/studies/lossy_links."""
 MOST_BYTES = 1 << 20
 """Bytes that gloo carries over such a path within a second or two at 1%."""
 LOSS_TIME, STEP_TIME = 3, 10
@@ -65,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--wire", choices=wires, metavar="WIRE", default="same", help=how)
     add("--disable", type=names(FAST_PATHS), default=(), help="fast paths to do without")
     add("--no-verify", action="store_true", help="do not check results (they are at zero loss)")
-    add("--json", action="store_true", help="print JSON instead of the table")
+    add_json(parser)
     add("--out", type=Path, help="also write the JSON to this file")
     add("--report", type=Path, help="folder for bench.json, with every time, and bench.png")
     how = "of the report's time against loss (default %(default)s)"
@@ -77,14 +88,8 @@ def sizes(text: str) -> tuple[int, ...]:
     """``4k,1m``: sizes in bytes, with binary units; ``nccl-tests``: its own."""
     if text == NCCL_TESTS:
         return tuple(8 << doubled for doubled in range(25))
-    out = []
-    for part in text.lower().split(","):
-        found = re.fullmatch(r"\s*(\d+)\s*([kmg]?)(?:i?b)?\s*", part)
-        if found is None or not 8 <= int(found[1]) * UNITS[found[2]] <= UNITS["g"]:
-            raise argparse.ArgumentTypeError(f"{part!r} is not a size from 8 to 1g, such as 64k")
-        # A multiple of eight is a whole number of elements of every dtype.
-        out.append(int(found[1]) * UNITS[found[2]] // 8 * 8)
-    return tuple(out)
+    # A multiple of eight is a whole number of elements of every dtype.
+    return tuple(size(8, 1 << 30)(part) // 8 * 8 for part in text.split(","))
 
 
 def run(options: argparse.Namespace) -> int:
@@ -95,21 +100,17 @@ def run(options: argparse.Namespace) -> int:
     must_be_writable(options.out)
     if options.report:
         must_be_writable(options.report / "bench.json", make_folder=True)
-    # With --json, standard output carries the JSON and nothing else.
-    console, errors = Console(stderr=options.json), Console(stderr=True)
+    console = console_of(options)
     config, environment = configuration(options), environment_of(options)
     measured = measure(config, options.ranks, environment, console)
     results = summarize(measured, options)
-    if options.json:
-        print(json.dumps(results))
-    else:
-        console.print(table(results))
-        for line in labels(results):
-            console.print(line, markup=False)
+    errors = Console(stderr=True)
     wrong = [row for row in results["rows"] if row["verified"] is False]
     for row in wrong:
         errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
-    status = save(options.out, json.dumps(results, indent=1), EXIT_FAILED if wrong else 0)
+    said = [table(results), *labels(results)]
+    answer = Answer(results, said, status=EXIT_FAILED if wrong else 0)
+    status = give(answer, options, file=options.out)
     if options.report:
         loss = None
         if options.backend != ("nccl",):  # which has no ranks on the CPU
@@ -201,15 +202,6 @@ def run_ranks(
         return found
 
 
-def network(ranks: int, loss: float) -> Network:
-    """A good wide-area path, as in benchmarks/studies/lossy_links."""
-    return Network(
-        hosts=ranks,
-        link=Link(loss=loss, delay_ms=ONE_WAY_MS),
-        port=Port(up_mbit=MBIT, down_mbit=MBIT, queue_ms=25.0),
-    )
-
-
 def against_loss(
     options: argparse.Namespace,
     config: Mapping[str, Any],
@@ -222,7 +214,7 @@ def against_loss(
     loss is injected into what the lossy backend receives, which gloo doesn't feel.
     """
     lacking = missing("switch")
-    size = min(MOST_BYTES, max(options.sizes))
+    nbytes = min(MOST_BYTES, max(options.sizes))
     middle = options.losses[len(options.losses) // 2]
     rows: list[dict[str, Any]] = []
     steps: dict[str, list[float]] = {}
@@ -232,7 +224,7 @@ def against_loss(
         own = {
             **config,
             "backends": [name for name in options.backend if name != "nccl"],
-            "sizes": (size,),
+            "sizes": (nbytes,),
             "seconds": LOSS_TIME * options.seconds,
             "verify": False,
             "compute_seconds": 0,
@@ -243,7 +235,7 @@ def against_loss(
             own,
             options.ranks,
             {**environment, "LOSSYCOLL_INJECT": inject},
-            on=None if lacking else network(options.ranks, loss),
+            on=None if lacking else NETWORK.with_parts(hosts=options.ranks, loss=loss),
         )
         steps = found["steps"] or steps
         injected += (found["traffic"] or {}).get("packets_injected", 0)
@@ -258,25 +250,23 @@ def against_loss(
         "network": told,
         "without_laboratory": lacking,
         "injected": injected,
-        "bytes": size,
+        "bytes": nbytes,
         "rows": rows,
         "steps": {"loss": middle, "seconds": steps},
     }
 
 
+CHOSEN = (
+    *("ranks", "dtype", "seconds", "compute_ms", "loss", "burst", "seed"),
+    *("mtu", "delivery", "algorithm", "wire", "disable"),
+)
+"""Options that are among the results."""
+
+
 def summarize(measured: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    chosen = {
-        name: getattr(options, name)
-        for name in (
-            *("ranks", "dtype", "seconds", "compute_ms", "loss", "burst", "seed"),
-            *("mtu", "delivery", "algorithm", "wire", "disable"),
-        )
-    }
     return {
-        "options": chosen,
-        "traffic": measured["traffic"],
-        "measured": measured["measured"],
-        "nccl": measured["nccl"],
+        "options": {name: getattr(options, name) for name in CHOSEN},
+        **{name: measured[name] for name in ("traffic", "measured", "nccl")},
         "rows": rows_of(measured, options.ranks),
     }
 
@@ -298,12 +288,10 @@ def rows_of(measured: dict[str, Any], ranks: int) -> list[dict[str, Any]]:
         medians = {name: percentile(times, 0.5) for name, times in entry["seconds"].items()}
         for name, times in entry["seconds"].items():
             bandwidth = entry["bytes"] / medians[name] / 1e9
-            over = {
-                f"lossy_over_{other}": medians[other] / medians["lossy"]
-                if {"lossy", other} <= medians.keys()
-                else None
-                for other in ("gloo", "nccl")
-            }
+            over: dict[str, float | None] = {"lossy_over_gloo": None, "lossy_over_nccl": None}
+            if "lossy" in medians:
+                for other in medians.keys() - {"lossy"}:
+                    over[f"lossy_over_{other}"] = medians[other] / medians["lossy"]
             wrong = entry["wrong"].get(name)
             after = entry["after_compute"].get(name)
             rows.append(
@@ -348,13 +336,15 @@ def table(results: dict[str, Any]) -> Table:
     chosen = results["options"]
     title = f"all-reduce, {chosen['ranks']} ranks, {chosen['dtype']}; bandwidths in GB/s"
     others = [name for name in ("gloo", "nccl") if name in results["measured"]]
-    names = ("size", "backend", "runs", "loop ms", "p99 ms", "after ms", "busbw")
-    columns = [
-        Column(name, justify="left" if name == "backend" else "right", no_wrap=True)
-        for name in (*names, *(f"lossy/{name}" for name in others), "result")
-    ]
-    # It fits 80 columns.
-    out = Table(*columns, title=title, caption=caption(results), box=None, padding=(0, 2, 0, 0))
+    out = numbers_table(  # fits 80 columns
+        "size",
+        Column("backend", no_wrap=True),
+        *("runs", "loop ms", "p99 ms", "after ms", "busbw"),
+        *(f"lossy/{name}" for name in others),
+        "result",
+        title=title,
+        caption=caption(results),
+    )
     before = None
     for row in results["rows"]:
         first = row["bytes"] != before
@@ -376,15 +366,13 @@ def table(results: dict[str, Any]) -> Table:
 
 def caption(results: dict[str, Any]) -> str:
     """What the columns mean, and the lossy group's packets."""
-    compute = results["options"]["compute_ms"]
-    said = ["loop: median of calls in a loop"]
-    if compute:
-        said = [f"{said[0]}; after: of calls after {compute:g} ms of compute"]
-    traffic = results["traffic"]
-    if traffic is not None:
-        counts = (f"{traffic[name]:,} {name.replace('_', ' ')}" for name in traffic)
-        said.append("lossy: " + ", ".join(counts))
-    return "\n".join(said)
+    said = "loop: median of calls in a loop"
+    if compute := results["options"]["compute_ms"]:
+        said += f"; after: of calls after {compute:g} ms of compute"
+    if traffic := results["traffic"]:
+        counts = (f"{count:,} {name.replace('_', ' ')}" for name, count in traffic.items())
+        said += "\nlossy: " + ", ".join(counts)
+    return said
 
 
 def labels(results: dict[str, Any]) -> list[str]:

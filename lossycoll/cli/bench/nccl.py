@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from lossycoll.cli.launcher import CommandError
+from lossycoll.cli.answer import CommandError
 
 SHARED: Final = {"NCCL_NET": "Socket", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
 """For ranks that share a GPU: neither CUDA's nor the host's shared memory joins "hosts"."""

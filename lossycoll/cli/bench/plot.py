@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from lossycoll.cli.argtypes import human
 
@@ -19,8 +19,7 @@ def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
     """``results``: bench.summarize's, with the seconds of each row and ``loss``, what
     against_loss found, or None."""
     rows = 1 if results["loss"] is None else 2
-    size = (15, 4.2 * rows)
-    figure, axes = plt.subplots(rows, 3, figsize=size, layout="constrained", squeeze=False)
+    figure, axes = plt.subplots(rows, 3, figsize=(15, 4.2 * rows), squeeze=False)
     bandwidth, time, spread = axes[0]
     sizes = sorted({row["bytes"] for row in results["rows"]})
     _over(bandwidth, results["rows"], "bytes", "busbw_gb_s")
@@ -45,11 +44,9 @@ def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
         title += f" Below: {results['loss']['network']}."
     figure.suptitle(title)
     for axis in axes.flat:
-        axis.grid(alpha=0.3)
         if axis.get_legend_handles_labels()[0]:
             axis.legend()
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(path)
 
 
 def _draw_loss(found: dict[str, Any], time: Axes, spread: Axes, steps: Axes) -> None:
@@ -97,14 +94,13 @@ def _spread(axis: Axes, seconds: dict[str, list[float]]) -> None:
 
 def _plain_log(axis: Axis, unit: str) -> None:
     """A logarithmic axis with plain numbers: 1, 2, 5, 10, as many as there is room for."""
-    owner = axis.axes
-    (owner.set_xscale if axis.axis_name == "x" else owner.set_yscale)("log")  # type: ignore[attr-defined]
+    axis.axes.set(**{"xscale" if axis is axis.axes.xaxis else "yscale": "log"})
     low, high = axis.get_view_interval()
     # Over a decade or two; else powers of ten are enough.
     steps: tuple[float, ...] = (1, 2, 5) if high / low < 1e3 else (1,)
     if high / low < 4:
         steps = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)
     axis.set_major_locator(LogLocator(subs=steps))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_major_formatter("{x:g}")
     axis.set_minor_formatter(NullFormatter())
     axis.set_label_text(unit)

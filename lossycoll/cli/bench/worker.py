@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 import tempfile
 import time
@@ -32,8 +31,6 @@ from lossycoll.plan.codec import ENCODED, codec_of, phases
 from . import nccl
 
 Groups = dict[str, dist.ProcessGroup]
-OnSize = Callable[[int, int], None]
-"""Is given the bytes of a size and how many sizes are done."""
 
 LEAST_ROUNDS = 3
 MOST_ROUNDS = 2000
@@ -142,14 +139,10 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def reducer(tensor: Tensor, group: dist.ProcessGroup) -> Callable[[], None]:
-    """A group's way to reduce ``tensor`` in place; returns when the result is there."""
-
-    def reduce() -> None:
-        dist.all_reduce(tensor, group=group)
-        synchronize(tensor.device)
-
-    return reduce
+def reduce(tensor: Tensor, group: dist.ProcessGroup) -> None:
+    """Reduces in place, and returns when the result is there."""
+    dist.all_reduce(tensor, group=group)
+    synchronize(tensor.device)
 
 
 def work(seconds: float) -> None:
@@ -169,7 +162,6 @@ def measure_size(
     wanted = torch.zeros(elements, dtype=torch.float64, device="cpu")
     for rank in range(dist.get_world_size()):
         wanted += contribution(elements, torch.float64, rank)
-    reduce = {name: reducer(tensor, group) for name, group in groups.items()}
     moved = tolerance(Options.from_env(), dtype, dist.get_world_size())
     wrong: dict[str, int] = {}
 
@@ -179,7 +171,7 @@ def measure_size(
         work(compute)
         dist.barrier()
         started = time.perf_counter()
-        reduce[name]()
+        reduce(tensor, groups[name])
         return time.perf_counter() - started
 
     def check() -> None:
@@ -217,10 +209,8 @@ def merge(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [
         {
             "bytes": of_ranks[0]["bytes"],
-            **{
-                kind: mean_by_round([entry[kind] for entry in of_ranks])
-                for kind in ("seconds", "after_compute")
-            },
+            "seconds": mean_by_round([entry["seconds"] for entry in of_ranks]),
+            "after_compute": mean_by_round([entry["after_compute"] for entry in of_ranks]),
             "wrong": summed([entry["wrong"] for entry in of_ranks]),
         }
         for of_ranks in zip(*ranks, strict=True)
@@ -250,10 +240,16 @@ def seen_by_all() -> list[nccl.Seen]:
     return _gathered(nccl.look())
 
 
-def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
-    """Measures with the ranks of the default group, which only coordinates; rank 0 gets the result.
-    Raises NcclMissing, at every rank, where NCCL is asked for and can't run."""
+def take_part(config: dict[str, Any], report: EventWriter | None = None) -> dict[str, Any] | None:
+    """Measures with the ranks of the default group, which only coordinates; rank 0 gets the result,
+    and tells ``report`` how many sizes are done. Raises NcclMissing, at every rank, where NCCL is
+    asked for and can't run."""
     device, setup = torch.device("cpu"), None
+
+    def tell(size: int, done: int) -> None:
+        if report is not None and dist.get_rank() == 0:
+            report.write(done=done, note=f"all-reduce {human(size)}")
+
     with tempfile.TemporaryDirectory(prefix="lossycoll-bench-") as folder:
         account = Path(folder) / "nccl.log"
         if "nccl" in config["backends"]:
@@ -265,9 +261,9 @@ def take_part(config: dict[str, Any], on_size: OnSize) -> dict[str, Any] | None:
         itemsize = getattr(torch, config["dtype"]).itemsize
         measured = []
         for done, size in enumerate(config["sizes"]):
-            on_size(size, done)
+            tell(size, done)
             measured.append(measure_size(groups, size // itemsize, config, device))
-            on_size(size, done + 1)
+            tell(size, done + 1)
         # DDP would hand a model on the GPU to backends of the CPU: those measure theirs.
         ours = {name: group for name, group in groups.items() if name != "nccl"}
         steps = measure_steps(ours, config["step_seconds"]) if config["step_seconds"] else {}
@@ -309,16 +305,9 @@ def main() -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     torch.set_num_threads(1)
     dist.init_process_group(backend="gloo")
-    report = EventWriter(config["events"]) if os.environ["RANK"] == "0" else None
-
-    def on_size(size: int, done: int) -> None:
-        if report is not None:
-            report.write(done=done, note=f"all-reduce {human(size)}")
-
-    measured = take_part(config, on_size)
-    if report is not None:
+    measured = take_part(config, EventWriter(config["events"]))
+    if measured is not None:
         (path.parent / RESULT).write_text(json.dumps(measured), encoding="utf-8")
-        report.close()
     dist.destroy_process_group()
 
 

@@ -6,21 +6,28 @@ The runs have the same seed, data and steps.
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from lossycoll.cli.answer import (
+    Answer,
+    add_json,
+    console_of,
+    give,
+    must_be_writable,
+)
 from lossycoll.cli.argtypes import inject_text, names, real, share, whole
-from lossycoll.cli.launcher import launch, must_be_writable, progress, save
-from lossycoll.cli.plotting import pyplot
+from lossycoll.cli.launcher import launch, progress
 
 from . import report
-from .report import DemoRun, demo_runs
+from .methods import DEMO_RUNS
+from .report import demo_runs
 
 HEAD_WIDTH = 32  # as in model, which would import torch before --help can answer
 
@@ -42,13 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = f"which to do: some of {','.join(known)} (default: all)"
     add("--runs", type=names(known), default=known, help=how)
     add("--out", type=Path, default=Path("demo-results"), help="folder for results")
-    add("--json", action="store_true", help="print the results as JSON, not as a table")
+    add_json(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    # With --json, standard output carries the JSON and nothing else.
-    console = Console(stderr=options.json)
-    errors = Console(stderr=True)
+    console = console_of(options)
     saved = options.out / "demo.json"
     must_be_writable(saved, make_folder=True)
     results: dict[str, Any] = {
@@ -63,50 +68,36 @@ def run(options: argparse.Namespace) -> int:
         "runs": {},
     }
     for name in options.runs:
-        results["runs"][name] = _one_run(demo_runs()[name], options, console)
+        results["runs"][name] = _one_run(name, options, console)
     report.compare(results["runs"])
-    if options.json:
-        print(json.dumps(results))
-    else:
-        console.print(report.table(results["runs"]))
-        for line in report.remarks(results["runs"]):
-            console.print(line, highlight=False)
-    save(saved, json.dumps(results, indent=1))
-    console.print(f"figures: {saved}", highlight=False)
-    plot = options.out / "demo.png"
-    if (plt := pyplot(errors)) is not None:
-        report.draw(plt, results, plot)
-        console.print(f"plot:    {plot}", highlight=False)
-    return 0
+    said = [report.table(results["runs"]), *report.remarks(results["runs"])]
+    said.append(f"figures: {saved}")
+    answer = Answer(results, said, partial(report.draw, results))
+    return give(answer, options, file=saved, picture=options.out / "demo.png")
 
 
-def _one_run(run: DemoRun, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def _one_run(name: str, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Starts the ranks, shows how far they are, and sums up what they found."""
-    loss = options.loss if run.lossy else 0.0
-    config = {
-        "backend": run.backend,
-        "method": run.method.name,
-        "module": run.method.module,
-        "loss": loss,
-        **{
-            option: getattr(options, option)
-            for option in ("steps", "seed", "layers", "width", "context", "batch")
-        },
-    }
+    method = demo_runs()[name]
+    backend = "gloo" if name == "gloo" else "lossy"
+    loss = 0.0 if name in DEMO_RUNS else options.loss
+    config = {"backend": backend, "method": method.name, "module": method.module, "loss": loss}
+    for option in ("steps", "seed", "layers", "width", "context", "batch"):
+        config[option] = getattr(options, option)
     environment = {
         "LOSSYCOLL_INJECT": inject_text(loss, options.burst, options.seed),
         # Loopback would take packets of 64 KiB, of which a loss would be another matter.
         "LOSSYCOLL_MTU": str(options.mtu),
     }
-    label = f"{run.name}, {loss:.0%} lost" if loss else run.name
+    label = f"{name}, {loss:.0%} lost" if loss else name
     started = time.monotonic()
     with progress(console, label, options.steps) as on_event:
         ranks = launch(
             "lossycoll.cli.demo.worker",
             config,
             ranks=options.ranks,
-            folder=options.out / run.name,
+            folder=options.out / name,
             environment=environment,
             on_event=on_event,
         )
-    return report.summarize(ranks, run.backend, loss, time.monotonic() - started)
+    return report.summarize(ranks, backend, loss, time.monotonic() - started)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,32 +13,14 @@ from rich.table import Column, Table
 
 from .methods import DDP, DEMO_RUNS, Method, methods
 
-
-@dataclass(frozen=True)
-class DemoRun:
-    """One training run. ``lossy``: packets are dropped. ``width``: of its line in the plot."""
-
-    name: str
-    backend: str
-    method: Method
-    lossy: bool
-    colour: str
-    width: float
+LOSSLESS: Final = dict(zip(DEMO_RUNS, (("tab:blue", 6.0), ("tab:green", 3.0)), strict=True))
+"""Colours and widths of lines in the picture. Curves lie on top of one another: the first is drawn
+wide, the others within it."""
 
 
-def demo_runs() -> dict[str, DemoRun]:
-    """All runs by name, in the order in which they are done and shown."""
-    # Curves lie on top of one another: the first is drawn wide, the others within it.
-    gloo, lossless = DEMO_RUNS
-    clean = (
-        DemoRun(gloo, "gloo", DDP, lossy=False, colour="tab:blue", width=6.0),
-        DemoRun(lossless, "lossy", DDP, lossy=False, colour="tab:green", width=3.0),
-    )
-    under_loss = (
-        DemoRun(one.run_name, "lossy", one, lossy=True, colour=one.colour, width=1.4)
-        for one in methods()
-    )
-    return {run.name: run for run in (*clean, *under_loss)}
+def demo_runs() -> dict[str, Method]:
+    """Methods of all runs by the runs' names, in the order in which they are done and shown."""
+    return dict.fromkeys(DEMO_RUNS, DDP) | {one.run_name: one for one in methods()}
 
 
 Run = dict[str, Any]
@@ -99,11 +80,10 @@ def mean_drift(curve: list[tuple[int, Run]], steps: int) -> Run:
 
 def compare(runs: dict[str, Run]) -> None:
     """Adds each run's change of perplexity against gloo, where gloo has run too."""
-    base = runs.get("gloo")
     for run in runs.values():
-        run["perplexity_change_percent"] = (
-            None if base is None else 100 * (run["perplexity"] / base["perplexity"] - 1)
-        )
+        run["perplexity_change_percent"] = None
+        if base := runs.get("gloo"):
+            run["perplexity_change_percent"] = 100 * (run["perplexity"] / base["perplexity"] - 1)
 
 
 def _traffic(name: str, scale: float = 1) -> Callable[[Run], str]:
@@ -156,9 +136,9 @@ def remarks(runs: dict[str, Run]) -> list[str]:
     if not drifting:
         return []
     said = (
-        f"{run.name}: {run.method.summary}."
-        for run in demo_runs().values()
-        if run.lossy and run.name in drifting and run.method.summary
+        f"{name}: {method.summary}."
+        for name, method in demo_runs().items()
+        if name not in DEMO_RUNS and name in drifting and method.summary
     )
     return [
         " ".join([*said, "The guide says which to use when."]),
@@ -194,15 +174,15 @@ def excess(run: dict[str, Any], base: dict[str, Any]) -> list[tuple[int, float]]
     ]
 
 
-def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
+def draw(results: dict[str, Any], plt: Any, path: Path) -> None:
     """Costs on the left, drift on the right, a line for each run."""
-    figure, (costs, drift) = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    figure, (costs, drift) = plt.subplots(1, 2, figsize=(11, 4.6))
     runs, known = results["runs"], demo_runs()
     base_name = next(iter(runs))
     equal: list[str] = []
     for name, run in runs.items():
         label = f"{name}, {run['injected_loss']:.0%} lost" if run["injected_loss"] else name
-        colour, width = known[name].colour, known[name].width
+        colour, width = LOSSLESS.get(name) or (known[name].colour, 1.4)
         style = {"color": colour, "marker": "o", "markersize": 4}
         points = zip(*excess(run, runs[base_name]), strict=True)
         costs.plot(*points, **style, linewidth=width, label=label)
@@ -224,7 +204,5 @@ def draw(plt: Any, results: dict[str, Any], path: Path) -> None:
     drift.set(title=title, ylabel="squared L2 distance", yscale="log")
     for axes in (costs, drift):
         axes.set(xlabel="step")
-        axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=len(runs) + 1)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    figure.savefig(path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import os
 import sys
 import time
 from collections import Counter
@@ -111,7 +112,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
     replica, optimizer = prepared.forward, prepared.optimizer
     batches = torch.Generator().manual_seed(config.seed * 10_007 + rank + 1)
     validation = Validation(corpus.validation, config)
-    report = EventWriter(config.events) if rank == 0 else None
+    report = EventWriter(config.events if rank == 0 else os.devnull)
     validated_at = {round(config.steps * i / MEASUREMENTS) for i in range(1, MEASUREMENTS + 1)}
     compared_at = compared_steps(config.steps) if config.loss else validated_at
     aside: Counter[str] = Counter()  # traffic of the measurements
@@ -133,8 +134,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
             prepared.wait_parameters()  # here, where the step counts it
         step_seconds.append(time.perf_counter() - started)
         train_losses.append(loss.item())
-        if report is not None:
-            report.write(done=step, note=f"loss {train_losses[-1]:.3f}")
+        report.write(done=step, note=f"loss {train_losses[-1]:.3f}")
         # Of the replica itself, not DDP's wrapper: that one may start collectives of its own.
         if step in validated_at:
             if rank == 0 or step == config.steps:
@@ -144,8 +144,7 @@ def train(config: TrainConfig) -> dict[str, Any]:
             before = traffic(config)
             drift_curve.append((step, drift_of(model, prepared.theory, config.loss)))
             aside += traffic(config) - before
-    if report is not None:
-        report.close()
+    report.close()
     counted = traffic(config)
     counted.subtract(aside)
     return {

@@ -18,6 +18,7 @@ import timeit
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -60,12 +61,13 @@ class Finding:
 Findings: TypeAlias = Iterator[Finding]
 
 
-def warn_unless(good: bool, name: str, found: str, advice: str) -> Finding:
-    return Finding(name, found) if good else Finding(name, found, Severity.WARN, advice)
+def warn_unless(
+    good: bool, name: str, found: str, advice: str, otherwise: Severity = Severity.WARN
+) -> Finding:
+    return Finding(name, found) if good else Finding(name, found, otherwise, advice)
 
 
-def fail_unless(good: bool, name: str, found: str, advice: str) -> Finding:
-    return Finding(name, found) if good else Finding(name, found, Severity.FAIL, advice)
+fail_unless: Final = partial(warn_unless, otherwise=Severity.FAIL)
 
 
 def system() -> Findings:
@@ -76,66 +78,47 @@ def system() -> Findings:
     yield warn_unless((cores or 1) > 1, "cores", str(cores), advice)
 
 
-PACKAGE: Final = "lossycoll"
-_CLAUSE: Final = re.compile(r"(>=|<)\s*(\d+(?:\.\d+)*)")
-_VERSION: Final = re.compile(
-    r"v?(\d+(?:\.\d+)*)"
-    r"([-_.]?(?:a|b|c|rc|alpha|beta|pre|preview|dev)[-_.]?\d*)?"
-    r"(?:[-_.+].*|post.*)?",
-    re.IGNORECASE,
-)
-
-
 def versions() -> Findings:
     """Versions of Python and torch: a process group's methods change with torch's releases."""
     import torch
 
-    python, wanted = metadata.metadata(PACKAGE)["Requires-Python"] or "", torch_versions()
-    yield _version("Python", platform.python_version(), python, f"use a Python {python}")
-    yield _version("torch", torch.__version__, wanted, f'pip install "torch{wanted}"')
+    python = metadata.metadata("lossycoll")["Requires-Python"] or ""
+    for name, version, admitted, advice in (
+        ("Python", platform.python_version(), python, "use a Python {}"),
+        ("torch", torch.__version__, torch_versions(), 'pip install "torch{}"'),
+    ):
+        try:
+            yield fail_unless(admits(admitted, version), name, version, advice.format(admitted))
+        except ValueError as error:
+            said = f"see for yourself whether it is in {admitted}: {error}"
+            yield Finding(name, version, Severity.WARN, said)
 
 
 def torch_versions() -> str:
     """The versions of torch that the package may be installed with, as in ``>=2.13,<2.16``."""
-    for line in metadata.requires(PACKAGE) or ():
+    for line in metadata.requires("lossycoll") or ():
         if found := re.fullmatch(r"torch\b\s*\(?([^;()]*)\)?\s*(;.*)?", line):
             return found[1].strip()
-    raise LookupError(f"the metadata of {PACKAGE} requires no torch; install the package again")
-
-
-def _version(name: str, version: str, wanted: str, advice: str) -> Finding:
-    try:
-        return fail_unless(admits(wanted, version), name, version, advice)
-    except ValueError as error:
-        advice = f"see for yourself whether it is in {wanted}: {error}"
-        return Finding(name, version, Severity.WARN, advice)
+    raise LookupError("lossycoll's metadata requires no torch; install the package again")
 
 
 def admits(wanted: str, version: str) -> bool:
     """True if ``version`` (2.13.0+cpu, say) is in a range of this package, as in ``>=2.13,<2.15``.
 
-    A pre-release or development version (2.13.0rc1) comes before its release. It isn't in
-    ``<2.13`` either, as in PEP 440. Post-releases and local versions count as their release.
-    (``packaging`` would read this, but isn't among what torch or this package installs.)
+    A pre-release (2.13.0rc1) comes before its release, and isn't in ``<2.13`` either, as in PEP
+    440. Raises ValueError for what can't be read.
     """
-    found = _VERSION.fullmatch(version)
-    if found is None:
-        raise ValueError(f"the version {version!r} can't be read")
-    release, is_before = _numbers(found[1]), bool(found[2])
+    from torch._vendor.packaging.version import Version  # packaging's, which torch brings along
+
+    found = Version(version)
     for clause in filter(None, map(str.strip, wanted.split(","))):
-        bound = _CLAUSE.fullmatch(clause)
-        if bound is None:
-            raise ValueError(f"the version range {clause!r} is none that the doctor can read")
-        limit = _numbers(bound[2])
-        is_from = release > limit or (release == limit and not is_before)
-        if not (is_from if bound[1] == ">=" else release < limit):
+        if clause.startswith(">="):
+            is_in = found >= Version(clause[2:])
+        else:
+            is_in = Version(found.base_version) < Version(clause.removeprefix("<"))
+        if not is_in:
             return False
     return True
-
-
-def _numbers(release: str) -> tuple[int, ...]:
-    """The same for 2.13 and 2.13.0."""
-    return tuple(map(int, f"{release}.0.0".split(".")[:3]))
 
 
 def engine() -> Findings:

@@ -6,14 +6,14 @@ Exit code 1 means that something would break a job; a warning only costs speed.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from typing import Final
+from typing import Any, Final
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Column, Table
+from rich.text import Text
+
+from lossycoll.cli.answer import EXIT_FAILED, Answer, add_json, give
 
 from . import checks, loopback
 from .checks import Finding, Severity
@@ -37,32 +37,30 @@ CHECKS: Final[tuple[Callable[[], Iterable[Finding]], ...]] = (
     loopback.loopback,
 )
 MARKS = {
-    Severity.OK: "[green]ok[/]",
-    Severity.WARN: "[yellow]warn[/]",
-    Severity.FAIL: "[red]FAIL[/]",
+    Severity.OK: Text("ok", "green"),
+    Severity.WARN: Text("warn", "yellow"),
+    Severity.FAIL: Text("FAIL", "red"),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser)
     peer.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    settings: dict[str, str] = {}
+    settings: dict[str, str] | None = None
     if options.peer is None:
         findings = examine()
     else:
         findings, settings = peer.run(options)
     broken = any(finding.status is Severity.FAIL for finding in findings)
-    if options.json:
-        answer = {"ok": not broken, "checks": [asdict(finding) for finding in findings]}
-        print(json.dumps(answer | ({} if options.peer is None else {"options": settings})))
-    else:
-        show(findings, Console())
-        for name, value in settings.items():
-            print(f"  export {name}={value}")
-    return 1 if broken else 0
+    data = {"ok": not broken, "checks": [asdict(finding) for finding in findings]}
+    said = shown(findings)
+    if settings is not None:
+        data["options"] = settings
+        said += [Text(f"  export {name}={value}") for name, value in settings.items()]
+    return give(Answer(data, said, status=EXIT_FAILED if broken else 0), options)
 
 
 def examine() -> list[Finding]:
@@ -77,17 +75,15 @@ def examine() -> list[Finding]:
     return findings
 
 
-def show(findings: list[Finding], console: Console) -> None:
+def shown(findings: list[Finding]) -> list[Any]:
+    """A table, and what to change."""
     columns = ("", Column("check", no_wrap=True), Column("found", overflow="fold"))
     table = Table(*columns, box=None, pad_edge=False)
     for finding in findings:
-        table.add_row(MARKS[finding.status], finding.name, escape(finding.found))
-    console.print(table, highlight=False)
-    advised = [finding for finding in findings if finding.advice]
-    if advised:
-        console.print("\nWhat to change:")
-    for finding in advised:
-        # Not wrapped: these lines are there to be copied.
-        line = f"  {MARKS[finding.status]} {finding.name}: "
-        console.print(line, end="", highlight=False, soft_wrap=True)
-        console.print(finding.advice, markup=False, highlight=False, soft_wrap=True)
+        table.add_row(MARKS[finding.status], finding.name, finding.found)
+    advised = [
+        Text.assemble("  ", MARKS[one.status], f" {one.name}: ", one.advice)
+        for one in findings
+        if one.advice
+    ]
+    return [table, *(["\nWhat to change:"] if advised else []), *advised]

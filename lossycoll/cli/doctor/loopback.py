@@ -16,9 +16,6 @@ from lossycoll.options.fields import Options
 from .checks import Finding, Findings, Severity, effective_options, warn_unless
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from lossycoll.runtime.engine.binding import EngineGroup
 
 SECONDS = 0.3
@@ -57,14 +54,32 @@ def two_engines(*, shared: bool) -> str:
     can read; the sum is checked."""
     import numpy as np
 
+    from lossycoll.plan import Delivery, hierarchical
+    from lossycoll.runtime.engine.binding import DType, EngineCall
+
     given = [np.arange(ELEMENTS, dtype=np.float32) % 1000 + rank for rank in range(RANKS)]
     wanted = given[0] + given[1]
     missing = operations = 0
+    plans = [hierarchical.all_reduce(RANKS, rank, ELEMENTS, PAYLOAD // 4) for rank in range(RANKS)]
+    calls = [
+        EngineCall.of(plan).given(
+            dtype=DType.F32,
+            scale=float(RANKS),
+            signature=plan.signature,
+            timeout=TIMEOUT,
+            delivery=Delivery(),
+        )
+        for plan in plans
+    ]
     with _engines(shared=shared) as engines:
         started = time.perf_counter()
         while (elapsed := time.perf_counter() - started) < SECONDS:
             tensors = [values.copy() for values in given]
-            missing += _all_reduce(engines, tensors, operations)
+            tickets = [
+                engine.submit(call, tensor.ctypes.data, tensor.ctypes.data)
+                for engine, call, tensor in zip(engines, calls, tensors, strict=True)
+            ]
+            missing += sum(map(_finish, engines, tickets))
             if not missing and not all(np.array_equal(tensor, wanted) for tensor in tensors):
                 raise RuntimeError("two engines all-reduced to a wrong sum")
             operations += 1
@@ -87,35 +102,15 @@ def _engines(*, shared: bool) -> Iterator[list[EngineGroup]]:
             undo.callback(host.close)
             hosts.append(host)
         peers = [(ADDRESS, host.link().port) for host in hosts]
-        memory = dict(enumerate(host.share(range(RANKS)) for host in hosts)) if shared else {}
+        memory = [host.share(range(RANKS)) for host in hosts] if shared else []
         engines = []
         for rank, host in enumerate(hosts):
-            others = {other: pair for other, pair in memory.items() if other != rank}
+            others = {other: pair for other, pair in enumerate(memory) if other != rank}
             host.start(SESSION, peers, shared=others)
             engine = EngineGroup(host, rank, RANKS, number=1, fault_group=0, options=options)
             undo.callback(engine.close)
             engines.append(engine)
         yield engines
-
-
-def _all_reduce(engines: list[EngineGroup], tensors: list[NDArray[np.float32]], number: int) -> int:
-    """Operation ``number``, in place; returns how many packets went missing."""
-    from lossycoll.plan import Delivery, draw_order, hierarchical
-    from lossycoll.runtime.engine.binding import DType, EngineCall
-
-    tickets = []
-    for rank, (engine, tensor) in enumerate(zip(engines, tensors, strict=True)):
-        order = draw_order(0, 0, number, RANKS)
-        plan = hierarchical.all_reduce(RANKS, rank, ELEMENTS, PAYLOAD // 4, order=order)
-        call = EngineCall.of(plan).given(
-            dtype=DType.F32,
-            scale=float(RANKS),
-            signature=plan.signature,
-            timeout=TIMEOUT,
-            delivery=Delivery(),
-        )
-        tickets.append(engine.submit(call, tensor.ctypes.data, tensor.ctypes.data))
-    return sum(_finish(engine, ticket) for engine, ticket in zip(engines, tickets, strict=True))
 
 
 def _finish(engine: EngineGroup, ticket: int) -> int:

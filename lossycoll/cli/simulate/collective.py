@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
-from rich.table import Table
+from rich.console import Console
+from rich.progress import track
+from rich.table import Column, Table
 
-from lossycoll.cli.argtypes import real, whole
+from lossycoll.cli.answer import EXIT_FAILED, Answer
+from lossycoll.cli.argtypes import real, size, whole
 from lossycoll.cli.lab import NUMBERS, add_numbers, numbers
-from lossycoll.cli.launcher import EXIT_FAILED
 from lossycoll.errors import OptionError
 from lossycoll.lab import network_io
 from lossycoll.lab.network import Network
@@ -34,15 +35,14 @@ from lossycoll.simulate.collective import (
 from lossycoll.simulate.fold import NotAlikeError
 from lossycoll.simulate.training import METHODS, Trained, buckets_of, simulate_training
 
-from . import Answer, tracked
-
-UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+T = TypeVar("T")
+SIZE: Final = size(4, 1 << 32)
 
 
 def add_collective(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--collective", choices=list(COLLECTIVES), default="all_reduce", help="(%(default)s)")
-    add("--bytes", type=size, default=25 << 20, metavar="N", help="of the largest buffer (25M)")
+    add("--bytes", type=SIZE, default=25 << 20, metavar="N", help="of the largest buffer (25M)")
     text = (
         f"simulate so many hosts, which stand for all ({FOLDED_HOSTS} or fewer beyond "
         f"{USUALLY_SIMULATED} ranks, where hosts are alike; else all)"
@@ -80,15 +80,7 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
     add("--option", action="append", default=[], metavar="NAME=VALUE", help=text)
 
 
-def size(text: str) -> int:
-    """``100M``: bytes, with binary units."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)(?:i?b)?", text.strip().lower())
-    if found is None or not 4 <= float(found[1]) * UNITS[found[2]] <= 1 << 32:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size from 4 to 4G, such as 25M")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
-SWEPT: Final[dict[str, Callable[[str], int]]] = {"hosts": int, "ranks_per_host": int, "bytes": size}
+SWEPT: Final[dict[str, Callable[[str], int]]] = {"hosts": int, "ranks_per_host": int, "bytes": SIZE}
 """Names that can be swept besides a network's numbers, and their types."""
 
 
@@ -109,12 +101,20 @@ def run_collective(options: argparse.Namespace) -> Answer:
         for row in rows
         if row["hosts_simulated"] < row["hosts"]
     ]
+    title = f"{options.collective} of {options.bytes / (1 << 20):g} MiB on {options.network}"
     return Answer(
         rows if name else rows[0],
-        [table(name, rows, title(options)), *folded],
-        partial(draw, name, rows, title(options)),
+        [table(name, rows, title), *folded],
+        partial(draw, name, rows, title),
         EXIT_FAILED if any(one.failed for one in found) else 0,
     )
+
+
+def tracked(points: Sequence[T]) -> Iterable[T]:
+    """The points, with a bar of progress on a terminal."""
+    errors = Console(stderr=True)
+    hidden = not errors.is_terminal
+    return track(points, "simulating", console=errors, transient=True, disable=hidden)
 
 
 def group_options(texts: Sequence[str]) -> Options:
@@ -233,26 +233,21 @@ def figures(found: Simulated) -> dict[str, Any]:
     }
 
 
-def title(options: argparse.Namespace) -> str:
-    """The simulated collective, size and network, in a line."""
-    return f"{options.collective} of {options.bytes / (1 << 20):g} MiB on {options.network}"
-
-
 def table(name: str, rows: Sequence[dict[str, Any]], title: str) -> Table:
-    out = Table(title=title)
-    for column in (*([name] if name else []), "median", "p99", "of limit", "missing", "network"):
-        out.add_column(column, justify="right")
-    for column in ("lost where", "bound"):
-        out.add_column(column)
+    numbers = (*([name] if name else []), "median", "p99", "of limit", "missing", "network")
+    columns = (Column(one, justify="right") for one in numbers)
+    out = Table(*columns, "lost where", "bound", title=title)
     for row in rows:
         causes = [
             f"{cause.replace('_', ' ')} {count:,.0f}"
             for cause, count in row["dropped"].items()
             if count
         ]
+        low, high = row["seconds_interval"]
+        interval = f" ({seconds(low)} to {seconds(high)})" if high > low else ""
         out.add_row(
             *([f"{row[name]:g}"] if name else []),
-            seconds(row["seconds"]) + _interval(row),
+            seconds(row["seconds"]) + interval,
             seconds(row["seconds_p99"]),
             "" if row["ratio"] is None else f"{row['ratio']:.2f}",
             f"{row['missing']:.2%}",
@@ -263,18 +258,13 @@ def table(name: str, rows: Sequence[dict[str, Any]], title: str) -> Table:
     return out
 
 
-def _interval(row: dict[str, Any]) -> str:
-    low, high = row["seconds_interval"]
-    return f" ({seconds(low)} to {seconds(high)})" if high > low else ""
-
-
 def seconds(value: float) -> str:
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
 def draw(name: str, rows: Sequence[dict[str, Any]], title: str, plt: Any, path: Path) -> None:
     values = [row[name] for row in rows]
-    figure, (time, missing) = plt.subplots(2, 1, figsize=(8, 7), layout="constrained", sharex=True)
+    figure, (time, missing) = plt.subplots(2, 1, figsize=(8, 7), sharex=True)
     time.plot(values, [row["seconds"] for row in rows], marker="o", label="median")
     time.plot(values, [row["seconds_p99"] for row in rows], marker=".", label="99th percentile")
     intervals = np.array([row["seconds_interval"] for row in rows])
@@ -288,13 +278,10 @@ def draw(name: str, rows: Sequence[dict[str, Any]], title: str, plt: Any, path: 
     missing.plot(values, [100 * row["missing"] for row in rows], marker="o")
     missing.set(xlabel=name.replace("_", " "), ylabel="missing, % of packets")
     missing.set_ylim(bottom=0)
-    for axes in (time, missing):
-        axes.grid(alpha=0.3)
     if min(values) > 0 and max(values) >= 8 * min(values):
         missing.set_xscale("log", base=2)
         missing.set_xticks(values, [f"{value:g}" for value in values])
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 MODELS: Final = {"resnet50": 25_557_032, "bert-large": 336_226_108, "gpt2": 124_439_808}
@@ -306,8 +293,8 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     text = "whose parameters have gradients in float32 (%(default)s)"
     what.add_argument("--model", choices=list(MODELS), default="resnet50", help=text)
-    what.add_argument("--bytes", type=size, metavar="N", help="of all gradients, as 100M")
-    add("--bucket", type=size, default=25 << 20, metavar="N", help="bytes of a bucket (25M)")
+    what.add_argument("--bytes", type=SIZE, metavar="N", help="of all gradients, as 100M")
+    add("--bucket", type=SIZE, default=25 << 20, metavar="N", help="bytes of a bucket (25M)")
     text = "of a micro-batch, forward and backward pass (%(default)s)"
     add("--compute", type=real(0), default=0.2, metavar="SECONDS", help=text)
     text = "standard deviation of its logarithm, over ranks and steps (%(default)s)"
@@ -348,9 +335,9 @@ def run_training(options: argparse.Namespace) -> Answer:
 
 def _steps(found: Trained, options: argparse.Namespace) -> Table:
     """A row for each step, and one for those that count."""
-    out = Table(title=f"{options.method} on {options.network}: {found.bound} takes most of a step")
-    for column in ("step", "seconds", "computing", "missing", "dropped", "network"):
-        out.add_column(column, justify="right")
+    names = ("step", "seconds", "computing", "missing", "dropped", "network")
+    title = f"{options.method} on {options.network}: {found.bound} takes most of a step"
+    out = Table(*(Column(name, justify="right") for name in names), title=title)
     for number, step in enumerate(found.steps):
         out.add_row(
             str(number),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from dataclasses import asdict
 from functools import partial
@@ -11,18 +10,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
+from lossycoll.cli.answer import Answer, add_json, give, must_be_png
 from lossycoll.cli.argtypes import real, share, whole
-from lossycoll.cli.plotting import must_be_png, pyplot
 from lossycoll.options.fields import Options
 from lossycoll.plan.grid import Grid, parse
 from lossycoll.simulate.averaging import METHODS, rounds_to, variances
-from lossycoll.simulate.control import Control, Told, simulate_control
+from lossycoll.simulate.control import Control, simulate_control
 
-from . import Answer, collective, tracked
-from .collective import seconds
+from . import collective
+from .collective import seconds, tracked
 
 TARGETS: Final = {"1e-9": 1e-9, "1e-4": 1e-4}
 """Variances, as the published table has them."""
@@ -42,10 +40,8 @@ def _add_moshpit(parser: argparse.ArgumentParser) -> None:
 def _moshpit(options: argparse.Namespace) -> Answer:
     peers, grid, failure = options.peers, options.grid, options.failure
     of = f"{peers} peers, grid {grid}, failure {failure:g}"
-    table = Table(title=f"Rounds until the variance is below, {of}")
-    table.add_column("method")
-    for target in TARGETS:
-        table.add_column(target, justify="right")
+    columns = (Column(target, justify="right") for target in TARGETS)
+    table = Table("method", *columns, title=f"Rounds until the variance is below, {of}")
     found = {}
     for name in tracked([*METHODS]):
         rounds = rounds_to(
@@ -78,7 +74,7 @@ LABELS: Final = {
 
 def draw_moshpit(peers: int, grid: Grid, failure: float, plt: Any, path: Path) -> None:
     """Writes the picture to ``path``, a PNG: the mean variance of ``SEEDS`` runs of each method."""
-    figure, axes = plt.subplots(figsize=(8, 5.4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 5.4))
     for name, method in METHODS.items():
         runs = [variances(method, peers, grid, failure, ROUNDS, seed) for seed in range(SEEDS)]
         mean = np.maximum(np.mean(runs, axis=0), 1e-16)  # below it there is but rounding
@@ -90,10 +86,8 @@ def draw_moshpit(peers: int, grid: Grid, failure: float, plt: Any, path: Path) -
         axes.annotate(text, (0.8, target), fontsize=9, **where)
     axes.set(xlabel="round", ylabel="variance of the peers' values", xlim=(0, ROUNDS))
     axes.set_title(f"{peers} peers, grid {grid}, {failure:.1%} of peers fail in each round")
-    axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _add_control(parser: argparse.ArgumentParser) -> None:
@@ -118,16 +112,17 @@ def _control(options: argparse.Namespace) -> Answer:
 
 
 def _deaths(found: Control) -> Table:
-    out = Table(title=f"coordinator of {found.ranks:,} ranks, liveness {found.liveness:g} s")
-    for column in ("", "half know", "all know", "coordinator busy"):
-        out.add_column(column, justify="right" if column else "left")
+    columns = (
+        Column(one, justify="right") for one in ("half know", "all know", "coordinator busy")
+    )
+    title = f"coordinator of {found.ranks:,} ranks, liveness {found.liveness:g} s"
+    out = Table("", *columns, title=title)
     out.add_row("start: all are here", "", seconds(found.ready), seconds(found.ready_busy))
-    deaths: list[tuple[str, Told]] = [
+    for name, told in (
         ("a process ends", found.ended),
         ("a host falls silent", found.silent),
         ("the coordinator ends", found.coordinator),
-    ]
-    for name, told in deaths:
+    ):
         out.add_row(name, seconds(told.median), seconds(told.last), seconds(told.busy))
     out.add_row("all follow the next one", "", seconds(found.followed))
     out.caption = (
@@ -170,23 +165,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (summary, add_arguments, answer) in PARTS.items():
         part = parts.add_parser(name, help=summary, description=summary)
         add_arguments(part)
-        part.add_argument(
-            "--json", action="store_true", help="print the result as JSON, not as a table"
-        )
+        add_json(part)
         part.set_defaults(answer=answer, picture=None)
 
 
 def run(options: argparse.Namespace) -> int:
     must_be_png(options.picture)
-    answer: Answer = options.answer(options)
-    # With --json, standard output carries the JSON and nothing else.
-    console, errors = Console(stderr=options.json), Console(stderr=True)
-    if options.json:
-        print(json.dumps(answer.data, allow_nan=False))
-    else:
-        for one in answer.said:
-            console.print(one, highlight=False)
-    if options.picture and answer.draw and (plt := pyplot(errors)) is not None:
-        answer.draw(plt, options.picture)
-        console.print(f"picture: {options.picture}", markup=False, highlight=False)
-    return answer.status
+    return give(options.answer(options), options, picture=options.picture)

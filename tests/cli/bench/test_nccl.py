@@ -163,7 +163,7 @@ def test_a_time_is_of_the_whole_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: did.append(group))
     monkeypatch.setattr(bench_rank, "synchronize", did.append)
     tensor = torch.ones(3)
-    bench_rank.reducer(tensor, "a group")()  # type: ignore[arg-type]
+    bench_rank.reduce(tensor, "a group")  # type: ignore[arg-type]
     assert did == ["a group", tensor.device]
 
 

@@ -44,7 +44,7 @@ def run(program: str, *arguments: str) -> str:
 def test_built_in_methods_are_runs_of_the_demo() -> None:
     assert [one.name for one in methods.methods()] == ["ddp", "ddp+driftbound", "sharded"]
     assert list(demo_runs()) == ["gloo", "clean", "lossy", "bounded", "sharded"]
-    assert [run.lossy for run in demo_runs().values()] == [False, False, True, True, True]
+    assert [one.name for one in demo_runs().values()][:3] == ["ddp"] * 3
 
 
 def test_what_cannot_be_registered() -> None:

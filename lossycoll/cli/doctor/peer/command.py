@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import sys
 from typing import Final
@@ -12,9 +13,9 @@ from lossycoll.options.fields import Options
 
 from ...argtypes import whole
 from ..checks import Finding, Findings, Severity, fail_unless, warn_unless
+from .arrivals import Flow, Rate
 from .control import Limits, Meeting, PeerError
-from .measure import LARGEST, Flow, Found, Rate, measure
-from .probes import Reached, open_ports
+from .measure import LARGEST, Direction, Found, measure, open_ports
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,12 +45,12 @@ def _host(text: str) -> str:
 def run(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:
     """The findings, and the options to set; one finding where the ends don't find each other."""
     try:
-        return _examine(options)
+        return asyncio.run(_examine(options))
     except (PeerError, InterfaceError) as error:
         return [Finding(f"peer {options.peer}", str(error), Severity.FAIL)], {}
 
 
-def _examine(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:
+async def _examine(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:
     from lossycoll.runtime.net.interfaces import choose
 
     effective = Options.from_env()
@@ -60,11 +61,11 @@ def _examine(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]
         f"{options.wait} s; run 'lossycoll doctor --peer' there, too"
     )
     with contextlib.ExitStack() as undo:
-        control = Meeting(options.peer, options.peer_port, own).find(options.wait)
-        undo.callback(control.close)
+        control = await Meeting(options.peer, options.peer_port, own).find(options.wait)
+        undo.callback(control.writer.close)
         ports = open_ports(interface.address, effective.ports)
         undo.callback(ports.close)
-        found = measure(control, ports, _tell)
+        found = await measure(control, ports, _tell)
     ports_in_words, mtu = str(effective.port_range), control.limits.mtu
     findings = list(report(found, options.peer, ports_in_words, mtu))
     return findings, settings(found, mtu, ports_in_words)
@@ -83,14 +84,11 @@ PACE_SHARE: Final = 0.95
 def report(found: Found, host: str, port_range: str, mtu: int) -> Findings:
     """The findings, seen from this end. ``mtu``: the smaller one of both interfaces."""
     yield Finding("round trip", f"{found.rtt_ms:.1f} ms")
-    if found.reach.seen is not None:
-        yield _translation(*found.reach.seen)
-    for name, reached, way in (
-        (f"to {host}", found.reach.out, found.out),
-        (f"from {host}", found.reach.back, found.back),
-    ):
-        yield from _ports(name, reached, port_range)
-        if not reached.heard:
+    if found.seen is not None:
+        yield _translation(*found.seen)
+    for name, way in ((f"to {host}", found.out), (f"from {host}", found.back)):
+        yield from _ports(name, way, port_range)
+        if not way.heard:
             continue
         yield _packet_size(name, way.mtu, mtu)
         if way.flow:
@@ -104,17 +102,13 @@ def report(found: Found, host: str, port_range: str, mtu: int) -> Findings:
 def settings(found: Found, mtu: int, port_range: str) -> dict[str, str]:
     """Options for both ends, as variables."""
     out = {}
-    reached = (found.reach.out, found.reach.back)
-    if port_range == "0" and not all(one.is_open for one in reached):
+    ways = (found.out, found.back)
+    if port_range == "0" and not all(way.is_open for way in ways):
         out["LOSSYCOLL_PORT_RANGE"] = "42000-42099"
-    sizes = [way.mtu for way in (found.out, found.back) if way.mtu]
+    sizes = [way.mtu for way in ways if way.mtu]
     if sizes and min(sizes) < min(mtu, LARGEST):
         out["LOSSYCOLL_MTU"] = str(min(sizes))
-    policed = [
-        way.rate.got
-        for way in (found.out, found.back)
-        if way.rate is not None and way.rate.limit == "policer"
-    ]
+    policed = [way.rate.got for way in ways if way.rate and way.rate.limit == "policer"]
     if policed:
         out["LOSSYCOLL_PACE"] = str(_pace(min(policed)))
     return out
@@ -136,7 +130,7 @@ def _translation(own: tuple[str, int], seen: tuple[str, int]) -> Finding:
     return Finding(name, f"{address}, seen unchanged")
 
 
-def _ports(name: str, reached: Reached, port_range: str) -> Findings:
+def _ports(name: str, reached: Direction, port_range: str) -> Findings:
     if not reached.tcp and not reached.udp:
         text = f"no port to try: {reached.busy} are taken by other programs"
         yield Finding(f"{name}: ports", text, Severity.FAIL, "widen LOSSYCOLL_PORT_RANGE")

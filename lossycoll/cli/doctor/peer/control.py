@@ -15,7 +15,6 @@ import os
 import secrets
 import socket
 import struct
-import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
@@ -56,8 +55,8 @@ class Limits:
 class Control:
     """A connection with the other doctor."""
 
-    end: socket.socket
-    received: bytearray
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
     leads: bool  # whether this end goes first where they take turns
     session: bytes  # 16 bytes that no stranger knows
     limits: Limits  # that both ends keep
@@ -65,48 +64,41 @@ class Control:
     @property
     def address(self) -> str:
         """Where measurements go: the other end of this very connection."""
-        return plain(str(self.end.getpeername()[0]))
+        return _source(self.writer)
 
     @property
     def rtt_ms(self) -> float:
-        info = self.end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        end = self.writer.get_extra_info("socket")
+        info = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
         return float(struct.unpack_from("I", info, _TCP_RTT_AT)[0]) / 1000
 
     def send(self, step: str, **fields: Any) -> None:
+        """Says something. Where the connection is broken, ``receive`` tells of it."""
+        self.writer.write(_line(step, **fields))
+
+    async def receive(self, step: str, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
+        """The next line, which must be of this step."""
         try:
-            self.end.settimeout(ANSWER_SECONDS)
-            self.end.sendall(_line(step, **fields))
+            line = await _within(seconds, self.reader.readline())
+        except asyncio.TimeoutError:
+            raise PeerError(
+                f"the other doctor has said nothing for {seconds:g} s, at step {step!r}"
+            ) from None
         except OSError as error:
             raise PeerError(f"the connection with the other doctor broke: {error}") from error
-
-    def receive(self, step: str, seconds: float = ANSWER_SECONDS) -> dict[str, Any]:
-        """The next line, which must be of this step."""
-        end = time.monotonic() + seconds
-        while (line := _next_line(self.received)) is None:
-            self.end.settimeout(max(0.001, end - time.monotonic()))
-            try:
-                data = self.end.recv(4096)
-            except TimeoutError:
-                raise PeerError(
-                    f"the other doctor has said nothing for {seconds:g} s, at step {step!r}"
-                ) from None
-            except OSError as error:
-                raise PeerError(f"the connection with the other doctor broke: {error}") from error
-            if not data:
-                raise PeerError(f"the other doctor has ended, at step {step!r}")
-            self.received += data
+        except ValueError:
+            raise PeerError(f"the other doctor says {ENDLESS}") from None
+        if not line.endswith(b"\n"):
+            raise PeerError(f"the other doctor has ended, at step {step!r}")
         message = _parsed(line)
         if message.get("step") != step:
             raise PeerError(f"the other doctor is at step {message.get('step')!r}, not {step!r}")
         return message
 
-    def swap(self, step: str, **fields: Any) -> dict[str, Any]:
+    async def swap(self, step: str, **fields: Any) -> dict[str, Any]:
         """Says something, and returns what the other end says at the same step."""
         self.send(step, **fields)
-        return self.receive(step)
-
-    def close(self) -> None:
-        self.end.close()
+        return await self.receive(step)
 
 
 def number(message: Mapping[str, Any], name: str, low: int, high: int) -> int:
@@ -136,31 +128,23 @@ class Meeting:
         self._port = port
         self._own = own
         self._nonce = secrets.token_hex(16)
-        self._hello = _line("hello", magic=MAGIC, version=VERSION, nonce=self._nonce, **asdict(own))
         self._trouble = "no answer"
         self._strangers: set[str] = set()
         self._closed = self._itself = 0
         self._is_greeted = self._has_agreed = False
+        self._answers: asyncio.Queue[Control | PeerError] = asyncio.Queue()
+        self._tasks: set[asyncio.Task[None]] = set()
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise PeerError(f"{host!r} is no host that this one knows: {error}") from None
-        self._family, self._place = next(
-            ((one[0], one[4]) for one in found if _is_routed(one[0], one[4])),
-            (found[0][0], found[0][4]),
-        )
         self._allowed = {plain(str(one[4][0])) for one in found}
 
-    def find(self, seconds: float) -> Control:
-        return asyncio.run(self._find(seconds))
-
-    async def _find(self, seconds: float) -> Control:
-        self._answers: asyncio.Queue[Control | PeerError] = asyncio.Queue()
-        self._tasks: set[asyncio.Task[None]] = set()  # ends with the loop
-        self._start(self._listen())
+    async def find(self, seconds: float) -> Control:
+        server = await self._listen()
         self._start(self._connect())
         try:
-            found = await asyncio.wait_for(self._answers.get(), seconds)
+            found = await _within(seconds, self._answers.get())
         except asyncio.TimeoutError:
             others = ", ".join(sorted(self._strangers)[:4])
             also = f"; refused {others}, which isn't {self._host}" if others else ""
@@ -170,6 +154,11 @@ class Meeting:
                 f"there as well, naming this host, and let TCP port {self._port} pass in one "
                 f"direction (--peer-port chooses another one)"
             ) from None
+        finally:
+            if server is not None:
+                server.close()
+            for task in self._tasks:
+                task.cancel()
         if isinstance(found, PeerError):
             raise found
         return found
@@ -179,65 +168,64 @@ class Meeting:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _listen(self) -> None:
-        listener = socket.socket(self._family, socket.SOCK_STREAM)
-        with listener, contextlib.suppress(OSError):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Where another doctor of this host has the port, connecting is enough.
-            listener.bind(("", self._port))
-            listener.listen(MOST_PENDING)
-            listener.setblocking(False)
-            while True:
-                end, place = await asyncio.get_running_loop().sock_accept(listener)
-                source = plain(str(place[0]))
-                if source in self._allowed and len(self._tasks) < MOST_PENDING:
-                    self._start(self._talk(end, is_own=False))
-                    continue
-                self._strangers.add(source)
-                why = f"this doctor looks at {self._host}, not {source}"
-                with end, contextlib.suppress(OSError):
-                    end.send(_line("refused", why=why))
+    async def _listen(self) -> asyncio.Server | None:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        try:
+            end = socket.create_server(("", self._port), family=family, dualstack_ipv6=both)
+        except OSError:  # where another doctor of this host has the port, connecting is enough
+            return None
+        return await asyncio.start_server(self._serve, sock=end, limit=LONGEST_LINE)
+
+    def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        source = _source(writer)
+        if source in self._allowed and len(self._tasks) < MOST_PENDING:
+            self._start(self._talk(reader, writer, is_own=False))
+            return
+        self._strangers.add(source)
+        writer.write(_line("refused", why=f"this doctor looks at {self._host}, not {source}"))
+        writer.close()
 
     async def _connect(self) -> None:
         """One connection after another."""
         while True:
-            with socket.socket(self._family, socket.SOCK_STREAM) as end:
-                end.setblocking(False)
-                connecting = asyncio.get_running_loop().sock_connect(end, self._place)
-                try:
-                    await _within(HELLO_SECONDS, connecting)
-                    await self._talk(end, is_own=True)
-                except asyncio.TimeoutError:
-                    pass
-                except OSError as error:
-                    self._trouble = os.strerror(error.errno or 0)
+            connecting = asyncio.open_connection(self._host, self._port, limit=LONGEST_LINE)
+            try:
+                await self._talk(*await _within(HELLO_SECONDS, connecting), is_own=True)
+            except asyncio.TimeoutError:
+                pass
+            except OSError as error:
+                # A name that isn't found has a number of its own, and several addresses have none.
+                code = error.errno or 0
+                self._trouble = os.strerror(code) if code > 0 else str(error)
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def _talk(self, end: socket.socket, *, is_own: bool) -> None:
+    async def _talk(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_own: bool
+    ) -> None:
         """One connection, until it is of no use or both doctors have agreed on it."""
-        with end:
-            found: Control | PeerError | None = None
-            try:
-                found = await self._agree(end, is_own)
-            except PeerError as error:
-                # What comes to the listener may be anybody's.
-                found = error if is_own else None
-            except OSError as error:
-                self._trouble = os.strerror(error.errno or 0)
-            if found is not None:
-                self._answers.put_nowait(found)
-
-    async def _agree(self, end: socket.socket, is_own: bool) -> Control | None:
-        received = bytearray()
-        with contextlib.suppress(OSError):
-            end.send(self._hello)
+        found: Control | PeerError | None = None
         try:
-            line = await _within(HELLO_SECONDS, _read_line(end, received))
+            found = await self._agree(reader, writer, is_own)
+        except PeerError as error:
+            # What comes to the listener may be anybody's.
+            found = error if is_own else None
+        finally:
+            if not isinstance(found, Control):
+                writer.close()
+        if found is not None:
+            self._answers.put_nowait(found)
+
+    async def _agree(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, is_own: bool
+    ) -> Control | None:
+        own = asdict(self._own)
+        writer.write(_line("hello", magic=MAGIC, version=VERSION, nonce=self._nonce, **own))
+        try:
+            line = await _within(HELLO_SECONDS, self._read_line(reader))
         except asyncio.TimeoutError:
             raise self._no_doctor(f"says nothing for {HELLO_SECONDS:g} s") from None
-        except PeerError:
-            raise self._no_doctor(f"says {ENDLESS}") from None
-        if line is None:
+        if not line:
             # The other end drops what it doesn't need, once it has found this one.
             self._closed += is_own and not self._is_greeted
             if self._closed == ATTEMPTS:
@@ -255,16 +243,25 @@ class Meeting:
         if leads and self._has_agreed:
             return None
         if leads:
-            end.send(_line("go"))
+            writer.write(_line("go"))
             self._has_agreed = True
-        elif (line := await _read_line(end, received)) is None:
+        elif not (line := await self._read_line(reader)):
             return None
         elif _parsed(line).get("step") != "go":
-            raise self._no_doctor(f"says {line[:60]!r}")
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            raise self._no_doctor(f"says {line.strip()[:60]!r}")
         both = "/".join(sorted((self._nonce, nonce)))
         session = hashlib.blake2b(both.encode(), digest_size=16).digest()
-        return Control(end.dup(), received, leads, session, limits)
+        return Control(reader, writer, leads, session, limits)
+
+    async def _read_line(self, reader: asyncio.StreamReader) -> bytes:
+        """Empty: the other end has closed the connection."""
+        try:
+            line = await reader.readline()
+        except OSError:
+            return b""
+        except ValueError:
+            raise self._no_doctor(f"says {ENDLESS}") from None
+        return line if line.endswith(b"\n") else b""
 
     def _read_hello(self, line: bytes) -> tuple[str, Limits]:
         """Nonce of the other doctor, and the limits that both ends keep."""
@@ -276,7 +273,7 @@ class Meeting:
         nonce = said.get("nonce")
         is_hello = said.get("step") == "hello" and said.get("magic") == MAGIC
         if not is_hello or not isinstance(nonce, str) or len(nonce) != 32:
-            raise self._no_doctor(f"says {line[:60]!r}")
+            raise self._no_doctor(f"says {line.strip()[:60]!r}")
         if said.get("version") != VERSION:
             raise PeerError(
                 f"the doctor at {self._host} speaks version {said.get('version')!r}, this one "
@@ -297,13 +294,8 @@ class Meeting:
         )
 
 
-def _is_routed(family: int, place: Any) -> bool:
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(place)
-    except OSError:
-        return False
-    return True
+def _source(writer: asyncio.StreamWriter) -> str:
+    return plain(str(writer.get_extra_info("peername")[0]))
 
 
 def _line(step: str, **fields: Any) -> bytes:
@@ -319,29 +311,6 @@ async def _within(seconds: float, work: Coroutine[Any, Any, _Result]) -> _Result
         task.cancel()
         raise asyncio.TimeoutError
     return task.result()
-
-
-async def _read_line(end: socket.socket, received: bytearray) -> bytes | None:
-    """None: the other end has closed the connection."""
-    while (line := _next_line(received)) is None:
-        try:
-            data = await asyncio.get_running_loop().sock_recv(end, 4096)
-        except OSError:
-            return None
-        if not data:
-            return None
-        received += data
-    return line
-
-
-def _next_line(received: bytearray) -> bytes | None:
-    line, ended, rest = received.partition(b"\n")
-    if ended:
-        received[:] = rest
-        return bytes(line)
-    if len(received) > LONGEST_LINE:
-        raise PeerError(f"the other doctor says {ENDLESS}")
-    return None
 
 
 def _parsed(line: bytes) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -10,17 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from lossycoll.cli.doctor.checks import Severity
-from lossycoll.cli.doctor.peer import command, control, measure, probes
+from lossycoll.cli.doctor.peer import command, control, measure
+from lossycoll.cli.doctor.peer.arrivals import Arrival, flow_of, rate_of
 from lossycoll.cli.doctor.peer.control import Control, Limits, Meeting, PeerError
 from lossycoll.cli.doctor.peer.measure import Direction, Found
-from lossycoll.cli.doctor.peer.probes import Arrival, Reach, Reached
 from lossycoll.cli.main import main
 from lossycoll.lab import Lab, Link, Network, Port
 from tests.support.harness import free_port
@@ -31,42 +32,38 @@ LIMITS = Limits(mtu=1500, budget=1 << 20, idle=0, rate=100)
 # ---- who is at the other end ----
 
 
-def found_by(port: int, seconds: float, out: list[Any], host: str = "127.0.0.1") -> None:
-    try:
-        out.append(Meeting(host, port, LIMITS).find(seconds))
-    except PeerError as error:
-        out.append(error)
+def trouble_of(port: int, seconds: float, host: str = "127.0.0.1") -> str:
+    """Reason why no other doctor is found."""
+    with pytest.raises(PeerError) as trouble:
+        asyncio.run(Meeting(host, port, LIMITS).find(seconds))
+    return str(trouble.value)
 
 
 async def nothing(_: Meeting) -> None:
     """In place of a part of a meeting."""
 
 
-@contextlib.contextmanager
-def two_ends() -> Iterator[list[Control]]:
-    port, out = free_port(), []
-    threads = [threading.Thread(target=found_by, args=(port, 20.0, out)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+@contextlib.asynccontextmanager
+async def two_ends() -> AsyncIterator[list[Control]]:
+    port = free_port()
+    ends = await asyncio.gather(*(Meeting("127.0.0.1", port, LIMITS).find(20.0) for _ in range(2)))
     try:
-        assert all(isinstance(one, Control) for one in out), out
-        yield out
+        yield ends
     finally:
-        for one in out:
-            one.close()
+        for one in ends:
+            one.writer.close()
 
 
 def test_two_doctors_find_each_other_and_share_a_session() -> None:
-    with two_ends() as ends:
-        assert ends[0].session == ends[1].session
-        assert {one.leads for one in ends} == {True, False}
-        assert ends[0].limits == LIMITS
-        thread = threading.Thread(target=lambda: ends[1].swap("x", value=7))
-        thread.start()
-        assert ends[0].swap("x", value=8)["value"] == 7
-        thread.join()
+    async def meet() -> None:
+        async with two_ends() as ends:
+            assert ends[0].session == ends[1].session
+            assert {one.leads for one in ends} == {True, False}
+            assert ends[0].limits == LIMITS
+            said = await asyncio.gather(ends[0].swap("x", value=8), ends[1].swap("x", value=7))
+            assert [one["value"] for one in said] == [7, 8]
+
+    asyncio.run(meet())
 
 
 @contextlib.contextmanager
@@ -112,38 +109,37 @@ def test_something_else_that_listens_is_named_soon(
     serve: Callable[[socket.socket], None], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "HELLO_SECONDS", 0.5)
-    out: list[Any] = []
     begin = time.monotonic()
     with listener(serve) as port:
-        found_by(port, 60.0, out)
-    assert isinstance(out[0], PeerError)
-    assert said in str(out[0])
-    assert f"something else listens at 127.0.0.1, TCP port {port}: it " in str(out[0])
+        trouble = trouble_of(port, 60.0)
+    assert said in trouble
+    assert f"something else listens at 127.0.0.1, TCP port {port}: it " in trouble
     assert time.monotonic() - begin < 30, "the wait for a peer isn't waited out"
 
 
 def test_a_doctor_of_another_version_is_named() -> None:
     other = dict(asdict(LIMITS), step="hello", magic=control.MAGIC, version=2, nonce="0" * 32)
-    out: list[Any] = []
     with listener(lambda end: end.sendall(json.dumps(other).encode() + b"\n")) as port:
-        found_by(port, 20.0, out)
-    assert "speaks version 2, this one 1" in str(out[0])
+        assert "speaks version 2, this one 1" in trouble_of(port, 20.0)
 
 
 def test_a_stranger_is_refused_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Meeting, "_connect", nothing)
-    port, out = free_port(), []
-    thread = threading.Thread(target=found_by, args=(port, 1.5, out, "127.0.0.2"))
-    thread.start()
-    end = time.monotonic() + 1.5
-    text = b""
-    while not text and time.monotonic() < end:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)) as one:
-            text = one.recv(4096)
-    thread.join()
+    port = free_port()
+
+    async def meet() -> bytes:
+        finding = asyncio.create_task(Meeting("127.0.0.2", port, LIMITS).find(1.5))
+        await asyncio.sleep(0)  # it listens by now
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        text = await reader.read()
+        writer.close()
+        with pytest.raises(PeerError, match=r"refused .*, which isn't 127.0.0.2"):
+            await finding
+        return text
+
+    text = asyncio.run(meet())
     assert b'"refused"' in text
     assert b"looks at 127.0.0.2, not 127.0.0.1" in text
-    assert "refused 127.0.0.1, which isn't 127.0.0.2" in str(out[0])
 
 
 def test_nobody_there_ends_in_time_and_says_what_to_run(
@@ -171,56 +167,69 @@ def test_a_meeting_ends_although_an_attempt_fails_at_that_moment(
 ) -> None:
     monkeypatch.setattr(control, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(Meeting, "_listen", nothing)
-    out: list[Any] = []
     for _ in range(50):
-        found_by(free_port(), 0.002, out)
-    assert all(isinstance(error, PeerError) for error in out)
+        assert "no doctor found" in trouble_of(free_port(), 0.002)
     assert not caplog.records
 
 
 def test_the_other_end_that_lies_or_goes_is_an_error() -> None:
-    with two_ends() as (one, other):
-        other.send("number", value=1 << 40)
-        with pytest.raises(PeerError, match="wanted 0 to 9"):
-            control.number(one.receive("number"), "value", 0, 9)
-        other.send("other")
-        with pytest.raises(PeerError, match="is at step 'other', not 'wanted'"):
-            one.receive("wanted")
-        with pytest.raises(PeerError, match="has said nothing for"):
-            one.receive("wanted", 0.1)
-        for bad in ("x", [1] * 9, [-1], [True], None):
-            with pytest.raises(PeerError):
-                control.numbers({"ports": bad}, "ports", 8, 9)
-        other.close()
-        with pytest.raises(PeerError, match="has ended"):
-            one.receive("wanted")
+    for bad in ("x", [1] * 9, [-1], [True], None):
+        with pytest.raises(PeerError):
+            control.numbers({"ports": bad}, "ports", 8, 9)
+
+    async def meet() -> None:
+        async with two_ends() as (one, other):
+            other.send("number", value=1 << 40)
+            with pytest.raises(PeerError, match="wanted 0 to 9"):
+                control.number(await one.receive("number"), "value", 0, 9)
+            other.send("other")
+            with pytest.raises(PeerError, match="is at step 'other', not 'wanted'"):
+                await one.receive("wanted")
+            with pytest.raises(PeerError, match="has said nothing for"):
+                await one.receive("wanted", 0.1)
+            other.writer.close()
+            with pytest.raises(PeerError, match="has ended"):
+                await one.receive("wanted")
+        async with two_ends() as (one, other):
+            other.writer.write(b"x" * 200_000)
+            with pytest.raises(PeerError, match="without an end of line"):
+                await one.receive("wanted")
+
+    asyncio.run(meet())
 
 
 def test_packets_of_strangers_are_not_believed() -> None:
-    with two_ends() as (one, other), probes.open_udp("127.0.0.1", 0) as end:
+    async def meet() -> None:
+        async with two_ends() as (one, other):
+            with measure.open_udp("127.0.0.1", 0) as end:
+                check(one, other, end)
+
+    def check(one: Control, other: Control, end: socket.socket) -> None:
         place = end.getsockname()
-        good = probes.packet(other, probes.FLOW, 3, 5)
-        of_another_kind = probes.packet(one, probes.SIZE, 3, 5)
+        good = measure.packet(other, measure.FLOW, 3, 5)
+        of_another_kind = measure.packet(one, measure.SIZE, 3, 5)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             for data in (good[:-1], bytes(16) + good[16:], of_another_kind, good):
                 sender.sendto(data, place)
         time.sleep(0.05)
-        found = probes.take(end, one, probes.FLOW, 3)
+        found = measure.take(end, one, measure.FLOW, 3)
         assert [arrival.number for arrival, _ in found] == [5]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             stranger.bind(("127.0.0.2", 0))
             stranger.sendto(good, place)
         time.sleep(0.05)
-        assert not probes.take(end, one, probes.FLOW, 3)
+        assert not measure.take(end, one, measure.FLOW, 3)
+
+    asyncio.run(meet())
 
 
 def test_packets_without_room_are_counted_for_their_own_socket() -> None:
-    with probes.open_udp("127.0.0.1", 0) as full, probes.open_udp("127.0.0.1", 0) as other:
+    with measure.open_udp("127.0.0.1", 0) as full, measure.open_udp("127.0.0.1", 0) as other:
         full.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         for _ in range(100):
             other.sendto(bytes(1000), full.getsockname())
-        assert 0 < probes.dropped_here(full) < 100
-        assert probes.dropped_here(other) == 0
+        assert 0 < measure.dropped_here(full) < 100
+        assert measure.dropped_here(other) == 0
 
 
 # ---- what arrivals say ----
@@ -278,12 +287,12 @@ def test_a_policer_is_told_from_a_queue(lost: float) -> None:
         return lambda number, now: None if number % every == every - 1 else made(number, now)
 
     made, seconds = arrivals(8000, 400, with_loss(policer(20, 250_000)))
-    rate = measure.rate_of(made, 8000, seconds, lost)
+    rate = rate_of(made, 8000, seconds, lost)
     assert rate.limit == "policer"
     assert rate.got == pytest.approx(20, rel=0.1)
     assert rate.burst == pytest.approx(250_000, rel=0.15)
     made, seconds = arrivals(8000, 400, with_loss(queue(50, 0.03)))
-    rate = measure.rate_of(made, 8000, seconds, lost)
+    rate = rate_of(made, 8000, seconds, lost)
     assert rate.limit == "queue"
     assert rate.got == pytest.approx(50, rel=0.1)
     assert rate.queue_ms == pytest.approx(30, rel=0.2)
@@ -295,7 +304,7 @@ def test_a_sender_that_is_held_up_still_finds_a_policers_rate() -> None:
     rest = [one for one in made if one.number > 1000]
     whole = 8e-6 * 1250 * len(rest) / ((rest[-1].came - rest[0].came) / 1e9)
     assert whole < 12
-    rate = measure.rate_of(made, 8000, seconds + 7 * 0.4)
+    rate = rate_of(made, 8000, seconds + 7 * 0.4)
     assert rate.limit == "policer"
     assert rate.got == pytest.approx(20, rel=0.1)
 
@@ -305,26 +314,26 @@ def test_a_path_that_loses_bursts_is_no_policer() -> None:
         made, seconds = arrivals(
             8000, 400, lambda n, now, each=each: None if n % each < 60 else 0.001
         )
-        rate = measure.rate_of(made, 8000, seconds, 0.01)
+        rate = rate_of(made, 8000, seconds, 0.01)
         assert (rate.limit, rate.burst) == ("none", 0)
         assert 300 < rate.got < 400
 
 
 def test_a_path_without_limit_and_a_deep_queue() -> None:
     made, seconds = arrivals(4000, 400, lambda number, now: 0.001)
-    rate = measure.rate_of(made, 4000, seconds)
+    rate = rate_of(made, 4000, seconds)
     assert (rate.limit, rate.lost, rate.burst) == ("none", 0.0, 0)
     assert rate.got == pytest.approx(400, rel=0.01)
     made, seconds = arrivals(4000, 400, queue(100, 60.0))
-    rate = measure.rate_of(made, 4000, seconds)
+    rate = rate_of(made, 4000, seconds)
     assert rate.limit == "queue"
     assert rate.got == pytest.approx(100, rel=0.05)
-    assert measure.rate_of([], 100, 1.0).lost == 1.0
+    assert rate_of([], 100, 1.0).lost == 1.0
 
 
 def test_loss_order_and_doubles_are_counted() -> None:
     numbers = [0, 1, 3, 2, 3, 7]
-    flow = measure.flow_of([Arrival(one, 0, 0, 100) for one in numbers], 10)
+    flow = flow_of([Arrival(one, 0, 0, 100) for one in numbers], 10)
     assert flow.lost == pytest.approx(0.5)
     assert flow.late == pytest.approx(0.1)
     assert flow.doubled == pytest.approx(0.1)
@@ -333,8 +342,8 @@ def test_loss_order_and_doubles_are_counted() -> None:
 
 def test_a_translator_is_named() -> None:
     seen = (("192.168.0.5", 42000), ("198.51.100.7", 1024))
-    closed = Reached({42000: "no answer"}, [42000], [])
-    found = Found(Reach(closed, closed, seen, []), 1.0, Direction(), Direction())
+    closed = Direction({42000: "no answer"}, [42000], [])
+    found = Found(closed, closed, seen, 1.0)
     checks = list(command.report(found, "node1", "0", 1500))
     (address,) = [one for one in checks if one.name == "address of this host"]
     assert address.status is Severity.FAIL

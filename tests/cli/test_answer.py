@@ -8,7 +8,7 @@ import sys
 import pytest
 from rich.console import Console
 
-from lossycoll.cli.plotting import pyplot
+from lossycoll.cli.answer import pyplot
 
 
 def test_a_missing_matplotlib_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -191,25 +191,43 @@ class Endpoint:
 
     # ---- copies ----
 
-    def broadcast(
-        self, call: Collective, address: int, nbytes: int, root: int, call_options: CallOptions
-    ) -> Operation:
-        """Copy ``root``'s bytes to all ranks, in place."""
-        return self._copy(
-            *("broadcast", call, (address, address), call_options, nbytes),
-            root=root,
-            fanout=self._fanout,
-        )
-
-    def all_gather(
+    def copy(
         self,
+        collective: str,
         call: Collective,
         buffers: tuple[int, int],
-        nbytes: int | tuple[int, ...],
         call_options: CallOptions,
+        *nbytes: int | tuple[int, ...],
+        **root: int,
     ) -> Operation:
-        """Gather every rank's bytes, one after another."""
-        return self._copy("all_gather", call, buffers, call_options, nbytes, of_all=True)
+        """Move bytes by a ``collective`` of the plans that adds nothing up.
+
+        ``nbytes``: the sizes that its builder takes, in bytes; ``root``, where it has one.
+        """
+        asked = call_options.options
+        with self._submitting():
+            members = self._sequencer.members()
+            if not members.complete:
+                self._need(collective, call, members, call_options, root.get("root"))
+            layout = self._layout(DType.BYTES, call_options)
+            wire, by = call_options.encoding, root.values()
+            key = (id(members), id(asked), collective, nbytes, wire, *by)
+            comes_again = collective != UNEVEN
+            if (kept := self._steady.get(key)) is not None:
+                planned = kept[0]
+            else:
+                choice = self._algorithm(collective, members, call_options)
+                sizes = map(layout.elements, nbytes)
+                options = root | ({"fanout": self._fanout} if collective == "broadcast" else {})
+                planned = self._plan(members, choice, *sizes, layout.per_packet, **options)
+                if comes_again:
+                    if len(self._steady) >= STEADY:
+                        self._steady.clear()
+                    # The ids in the key are theirs as long as they are kept here.
+                    self._steady[key] = planned, members, asked
+            return self._submit(
+                planned, call, buffers, layout.dtype, call_options, steady=comes_again
+            )
 
     def all_gather_blocks(
         self,
@@ -236,53 +254,6 @@ class Endpoint:
             blocks = Blocks(planned.plan, needed)
             return self._submit(planned, call, buffers, layout.dtype, call_options, blocks=blocks)
 
-    def all_to_all(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, call_options: CallOptions
-    ) -> Operation:
-        """Send each rank, and receive from each rank, the same number of bytes."""
-        return self._copy("all_to_all", call, buffers, call_options, nbytes, of_all=True)
-
-    def exchange(
-        self,
-        call: Collective,
-        buffers: tuple[int, int],
-        send: Sequence[int],
-        receive: Sequence[int],
-        call_options: CallOptions,
-    ) -> Operation:
-        """Send each rank, and receive from each rank, any number of bytes.
-
-        Agreement of both ends isn't checked.
-
-        Args:
-            send: Number of bytes to each rank.
-            receive: Number of bytes from each rank.
-        """
-        sizes = tuple(send), tuple(receive)
-        return self._copy(UNEVEN, call, buffers, call_options, *sizes, of_all=True)
-
-    def gather(
-        self,
-        call: Collective,
-        buffers: tuple[int, int],
-        nbytes: int,
-        root: int,
-        call_options: CallOptions,
-    ) -> Operation:
-        """Gather every rank's bytes at ``root``, one after another."""
-        return self._copy("gather", call, buffers, call_options, nbytes, of_all=True, root=root)
-
-    def scatter(
-        self,
-        call: Collective,
-        buffers: tuple[int, int],
-        nbytes: int,
-        root: int,
-        call_options: CallOptions,
-    ) -> Operation:
-        """Send ``root``'s chunk number r to rank r."""
-        return self._copy("scatter", call, buffers, call_options, nbytes, root=root)
-
     def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
         """Run a barrier, which ends on no rank before all have begun it."""
         with self._submitting():
@@ -291,41 +262,6 @@ class Endpoint:
             fanout = max(self._fanout, BARRIER_FANOUT)
             planned = self._plan(members, choice, 1, fanout=fanout)
             return self._submit(planned, call, self._barrier_buffers, DType.F32, call_options)
-
-    def _copy(
-        self,
-        collective: str,
-        call: Collective,
-        buffers: tuple[int, int],
-        call_options: CallOptions,
-        *nbytes: int | tuple[int, ...],
-        of_all: bool = False,
-        **options: int,
-    ) -> Operation:
-        """Plans and submits what moves bytes. ``of_all``: the result has a part of every rank."""
-        asked = call_options.options
-        with self._submitting():
-            members = self._sequencer.members()
-            if not members.complete:
-                self._need(call, members, call_options, options.get("root"), of_all)
-            layout = self._layout(DType.BYTES, call_options)
-            wire, by = call_options.encoding, options.values()
-            key = (id(members), id(asked), collective, nbytes, wire, *by)
-            comes_again = collective != UNEVEN
-            if (kept := self._steady.get(key)) is not None:
-                planned = kept[0]
-            else:
-                choice = self._algorithm(collective, members, call_options)
-                sizes = map(layout.elements, nbytes)
-                planned = self._plan(members, choice, *sizes, layout.per_packet, **options)
-                if comes_again:
-                    if len(self._steady) >= STEADY:
-                        self._steady.clear()
-                    # The ids in the key are theirs as long as they are kept here.
-                    self._steady[key] = planned, members, asked
-            return self._submit(
-                planned, call, buffers, layout.dtype, call_options, steady=comes_again
-            )
 
     # ---- plans ----
 
@@ -370,16 +306,16 @@ class Endpoint:
 
     def _need(
         self,
+        collective: str,
         call: Collective,
         members: Members,
         call_options: CallOptions,
         root: int | None,
-        of_all: bool,
     ) -> None:
         """Refuses a call that needs data of lost ranks: its root's, or of every rank; on all ranks
         alike."""
-        reduces = call_options.among is not None
-        exact = of_all and not reduces and call_options.options.delivery == "reliable"
+        of_all = collective not in ("broadcast", "scatter") and call_options.among is None
+        exact = of_all and call_options.options.delivery == "reliable"
         missed = (root,) if root in members.lost else members.lost if exact else ()
         if missed:
             names = " and ".join(self.health.where.peer(rank) for rank in missed)

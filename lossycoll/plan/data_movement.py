@@ -8,11 +8,11 @@ was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from .assembly import assemble, copy_own, receive, send_own
 from .model import Edge, Level, Plan, signature
-from .registry import Algorithm, register
+from .registry import DIRECT, Algorithm, register
 from .tiers import RELIABLE
 from .topology import Topology
 from .validation import (
@@ -168,16 +168,13 @@ def _exchange(
     )
 
 
-for collective, name, build, summary in (
-    ("all_to_all", "direct", all_to_all, "every rank sends each other one its chunk"),
-    (
-        "all_to_all_uneven",
-        "uneven",
-        all_to_all_uneven,
-        "every rank sends each other one its chunk; chunks of any size",
-    ),
-    ("gather", "direct", gather, "every rank sends its chunk to the root"),
-    ("scatter", "direct", scatter, "the root sends every rank its chunk"),
+_TO_EACH: Final = "every rank sends each other one its chunk"
+_TO_ROOT: Final = {"traffic": lambda world: min(1, world - 1) / world}
+for collective, name, build, summary, more in (
+    ("all_to_all", "direct", all_to_all, _TO_EACH, {}),
+    ("all_to_all_uneven", "uneven", all_to_all_uneven, f"{_TO_EACH}; chunks of any size", {}),
+    ("gather", "direct", gather, "every rank sends its chunk to the root", _TO_ROOT),
+    ("scatter", "direct", scatter, "the root sends every rank its chunk", {}),
 ):
     register(
         Algorithm(
@@ -185,12 +182,6 @@ for collective, name, build, summary in (
             name=name,
             build=build,
             summary=summary,
-            steps=lambda world: min(1, world - 1),
-            traffic=(lambda world: min(1, world - 1) / world)
-            if collective == "gather"
-            else (lambda world: (world - 1) / world),
-            default=True,
-            direct=True,
-            levels=True,
+            **DIRECT | more,
         )
     )

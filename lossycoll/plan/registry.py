@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .model import Plan
 
@@ -95,6 +95,14 @@ class Algorithm:
     relays: bool = False
 
 
+DIRECT: Final[Mapping[str, Any]] = {
+    "steps": lambda world: min(1, world - 1),
+    "traffic": lambda world: (world - 1) / world,
+    "default": True,
+    "direct": True,
+    "levels": True,
+}
+"""Promises of the default algorithms that take one step on a flat topology."""
 _algorithms: dict[tuple[str, str], Algorithm] = {}
 """Algorithms, by collective and name."""
 _defaults: dict[str, Algorithm] = {}

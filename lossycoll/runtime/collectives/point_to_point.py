@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation, Submitter
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
 from lossycoll.runtime.world.group_state import Health
@@ -26,19 +26,8 @@ class Transfer(Operation):
 
     __slots__ = ("is_send", "peer")
 
-    def __init__(
-        self,
-        messages: Submitter,
-        call: Collective,
-        call_options: CallOptions,
-        timeout: float,
-        *,
-        is_send: bool,
-        peer: int | None,
-    ) -> None:
-        super().__init__(messages, call, call_options, timeout)
-        self.is_send = is_send
-        self.peer = peer
+    is_send: bool
+    peer: int | None
 
 
 FLUSH_SECONDS: Final = 5.0
@@ -56,7 +45,7 @@ class Tolerance(NamedTuple):
 
 
 class Messages:
-    """One rank's end. Sends and receives, then ``flush`` and ``close``. ``group_failure``: the
+    """One rank's end: ``post``, then ``flush`` and ``close``. ``group_failure``: the
     group's failure as the given call meets it; None if it has none."""
 
     def __init__(
@@ -78,26 +67,7 @@ class Messages:
 
     # ---- sends and receives ----
 
-    def send(
-        self,
-        call: Collective,
-        address: int,
-        element_bytes: int,
-        peer: int,
-        tag: int,
-        *,
-        keep: object,
-        timeout: float,
-        tolerance: Tolerance | None = None,
-    ) -> Transfer:
-        """Sends what lies at ``address`` to rank ``peer``. Done when it may change again. ``call``
-        has type and number of the elements, ``keep`` owns the memory. PeerLostError: that rank is
-        known to be gone."""
-        call_options = CallOptions(self._options, keep=keep)
-        transfer = Transfer(self, call, call_options, timeout, is_send=True, peer=peer)
-        return self._post(transfer, address, element_bytes, tag, tolerance)
-
-    def receive(
+    def post(
         self,
         call: Collective,
         address: int,
@@ -105,26 +75,22 @@ class Messages:
         peer: int | None,
         tag: int,
         *,
+        is_send: bool,
         keep: object,
         timeout: float,
         finish: Callable[[], None] | None = None,
         tolerance: Tolerance | None = None,
     ) -> Transfer:
-        """Fills the memory with the next message of ``tag`` from ``peer`` (None: from any rank).
-        ``finish`` runs when all has arrived, before the receive counts as done."""
-        call_options = CallOptions(self._options, keep=keep, epilogue=finish)
-        transfer = Transfer(self, call, call_options, timeout, is_send=False, peer=peer)
-        return self._post(transfer, address, element_bytes, tag, tolerance)
+        """Sends what lies at ``address`` to rank ``peer``, or fills it with the next message of
+        ``tag`` from there (None: from any rank).
 
-    def _post(
-        self,
-        transfer: Transfer,
-        address: int,
-        element_bytes: int,
-        tag: int,
-        tolerance: Tolerance | None,
-    ) -> Transfer:
-        call = transfer.call
+        Done when the memory may change again, and all has arrived. ``call`` has type and number of
+        the elements, ``keep`` owns the memory. ``finish`` runs before a receive counts as done.
+        PeerLostError: that rank is known to be gone.
+        """
+        call_options = CallOptions(self._options, keep=keep, epilogue=finish)
+        transfer = Transfer(self, call, call_options, timeout)
+        transfer.is_send, transfer.peer = is_send, peer
         self._check_peer(transfer)
         if len(self._transfers) >= REAP_FROM:
             self._reap()
@@ -132,13 +98,13 @@ class Messages:
             self._engine.post(
                 transfer,
                 address,
-                transfer.timeout,
+                timeout,
                 elements=call.elements,
                 element_bytes=element_bytes,
                 type=type_number(str(call.dtype).removeprefix("torch.")),
                 tag=tag,
-                peer=-1 if transfer.peer is None else transfer.peer,
-                receive=not transfer.is_send,
+                peer=-1 if peer is None else peer,
+                receive=not is_send,
                 lossy=tolerance is not None,
                 repair=tolerance.repair if tolerance else 0,
                 zero=tolerance is not None and tolerance.zero,

@@ -77,7 +77,7 @@ class PointToPoint:
                 is_send=not fills,
                 keep=buffer,
                 finish=finish,
-                timeout=self._endpoint.timeout,
+                timeout=self._endpoint.operations.timeout,
                 tolerance=tolerance,
             )
         if span is not None:

@@ -45,32 +45,18 @@ STEADY: Final = 256
 class Endpoint:
     """Endpoint of one rank in a group: its collectives, lost ranks, and the end.
 
-    Each method of a collective returns the submitted operation.
+    Each method of a collective returns the submitted operation. It raises the group's failure, or
+    ClosedError after the group's end; PeerLostError if it needs the data of a lost rank. Errors of
+    a plan's builder about unsupported sizes pass through.
 
     ``call`` is the issued call, with the options ``call_options``. ``buffers`` are the addresses of
     input and output; ``address`` is the address of a buffer that is both. The caller keeps them
     alive until the operation is done (``CallOptions.keep``). ``elements`` (of a ``dtype``) and
-    ``nbytes`` are per rank: the same for all, or one number per rank. ``root`` is the rank that
-    sends or collects the data. Buffers with a part per rank are in the order of ranks. ``encoding``
-    is a name from plan.codec. Other arguments are a ``rank``, the ``views`` of members (``agreed``:
-    the last view is agreed), and the ``error`` with which this rank fails the group.
+    ``nbytes`` are per rank: the same for all, or one number per rank. Buffers with a part per rank
+    are in the order of ranks. ``encoding`` is a name from plan.codec.
 
-    Each method raises the group's failure, or ClosedError after the group's end. Calls that need
-    the data of a lost rank raise PeerLostError. Errors of a plan's builder about unsupported sizes
-    pass through.
-
-    Args:
-        context: The rank's context of the group.
-        timeout: Seconds for ranks that never take part.
-
-    Attributes:
-        health: Health of the group, as in ``context``.
-        options: Options of the group, as in ``context``.
-        operations: Operations that were submitted.
-        watcher: Watcher that completes operations for which only a future waits.
-        stats: Counters of the group.
-        group: The group's number, the same on all ranks.
-        block_bytes: Bytes of one packet's data, without an encoding.
+    ``timeout``: seconds for ranks that never take part. ``group``: the group's number, the same on
+    all ranks. ``block_bytes``: bytes of one packet's data, without an encoding.
     """
 
     def __init__(self, context: GroupContext, *, timeout: float) -> None:
@@ -83,11 +69,12 @@ class Endpoint:
         self.stats: Final = GroupStats(context, self.operations)
         self.watcher: Final = Watcher(context, self.operations)
         self._leaving = Leaving(context, self.operations, self.watcher, self.stats)
+        self.close: Final = self._leaving.close
         self.group: Final = context.number
-        self._topology = context.topology
+        self.topology = context.topology
         # Whatever the options say: the ranks of a host have got the same blocks, and so need the
         # same, as long as all calls go by tiers.
-        self._block_algorithm = AUTO if self._topology.is_flat else HIERARCHICAL
+        self._block_algorithm = AUTO if self.topology.is_flat else HIERARCHICAL
         self._engine = engine
         self.block_bytes: Final = SINGLE_PAYLOAD if engine is None else engine.link().payload_bytes
         self._estimators = Estimators(where.world, self.stats.peer)
@@ -108,11 +95,12 @@ class Endpoint:
     ) -> Operation:
         """Sum (or average) all ranks' ``elements`` at ``address``, in place."""
         options = call_options.options
+        layout = layout_of(self.block_bytes, dtype, call_options.encoding)
         with self._submitting():
             members = self._sequencer.members()
-            choice = self._algorithm("all_reduce", members, call_options)
+            choice = self._algorithm("all_reduce", members, options)
             number = self._sequencer.next
-            packets = packet_count(elements, self._layout(dtype, call_options).per_packet)
+            packets = packet_count(elements, layout.per_packet)
             order = self._order(choice, members, options, number, packets)
             means = self._estimators.means(options, members)
             how: dict[str, Any] = {
@@ -120,7 +108,7 @@ class Endpoint:
                 "missing": Missing[options.on_missing.upper()],
                 "finish": means.finish or Finish.MEAN,
             }
-            planned = self._sum_plan(members, choice, elements, dtype, call_options, **how)
+            planned = self._sum_plan(members, choice, elements, layout, call_options, **how)
             steady = order is None and not self._estimators.weigh(options)
             return self._submit(
                 planned, call, (address, address), dtype, call_options, means=means, steady=steady
@@ -140,13 +128,15 @@ class Endpoint:
         call_options: CallOptions,
     ) -> Operation:
         """Sum (or average) chunk number ``rank`` of all ranks."""
+        options = call_options.options
+        layout = layout_of(self.block_bytes, dtype, call_options.encoding)
         with self._submitting():
             members = self._sequencer.members()
-            means = self._estimators.means(call_options.options, members)
-            choice = self._algorithm("reduce_scatter", members, call_options)
-            finish = means.finish or plan_cache.finish_of_owned(choice, call_options.options)
-            planned = self._sum_plan(members, choice, elements, dtype, call_options, finish=finish)
-            steady = not self._estimators.weigh(call_options.options)
+            means = self._estimators.means(options, members)
+            choice = self._algorithm("reduce_scatter", members, options)
+            finish = means.finish or plan_cache.finish_of_owned(choice, options)
+            planned = self._sum_plan(members, choice, elements, layout, call_options, finish=finish)
+            steady = not self._estimators.weigh(options)
             return self._submit(
                 planned, call, buffers, dtype, call_options, means=means, steady=steady
             )
@@ -167,7 +157,7 @@ class Endpoint:
         with self._submitting():
             members = self._sequencer.members()
             means, result = BY_COUNT, None
-            by, hosts = choice = self._block_choice("reduce_scatter", members)
+            by, hosts = choice = self._algorithm("reduce_scatter", members)
             finish = plan_cache.finish_of_owned(choice, call_options.options)
             lossy = call_options.options.delivery == "lossy"
             if lossy:
@@ -181,9 +171,8 @@ class Endpoint:
             if hosts is not None and encoded_blocks:
                 # A site's sum is rounded anew, and no rank could say what of it is its own.
                 hosts = hosts.without_sites()
-            planned = self._sum_plan(
-                members, (by, hosts), elements, dtype, call_options, finish=finish
-            )
+            choice, layout = (by, hosts), layout_of(self.block_bytes, dtype, call_options.encoding)
+            planned = self._sum_plan(members, choice, elements, layout, call_options, finish=finish)
             blocks = Contributions(planned.plan, result)
             return self._submit(
                 planned, call, buffers, dtype, call_options, means=means, blocks=blocks
@@ -209,14 +198,14 @@ class Endpoint:
             members = self._sequencer.members()
             if not members.complete:
                 self._need(collective, call, members, call_options, root.get("root"))
-            layout = self._layout(DType.BYTES, call_options)
+            layout = layout_of(self.block_bytes, DType.BYTES, call_options.encoding)
             wire, by = call_options.encoding, root.values()
             key = (id(members), id(asked), collective, nbytes, wire, *by)
             comes_again = collective != UNEVEN
             if (kept := self._steady.get(key)) is not None:
                 planned = kept[0]
             else:
-                choice = self._algorithm(collective, members, call_options)
+                choice = self._algorithm(collective, members, call_options.options)
                 sizes = map(layout.elements, nbytes)
                 options = root | ({"fanout": self._fanout} if collective == "broadcast" else {})
                 planned = self._plan(members, choice, *sizes, layout.per_packet, **options)
@@ -247,9 +236,11 @@ class Endpoint:
         """
         with self._submitting():
             members = self._sequencer.members()
-            choice = self._block_choice("all_gather", members)
-            layout, same = self._layout(DType.BYTES, call_options), call_options.encoding == "same"
-            per_packet = layout.per_packet if same else self.block_elements(call_options.encoding)
+            choice = self._algorithm("all_gather", members)
+            layout = layout_of(self.block_bytes, DType.BYTES, call_options.encoding)
+            per_packet = layout.per_packet
+            if call_options.encoding != "same":
+                per_packet = self.block_elements(call_options.encoding)
             planned = self._plan(members, choice, layout.elements(nbytes), per_packet)
             blocks = Blocks(planned.plan, needed)
             return self._submit(planned, call, buffers, layout.dtype, call_options, blocks=blocks)
@@ -258,19 +249,21 @@ class Endpoint:
         """Run a barrier, which ends on no rank before all have begun it."""
         with self._submitting():
             members = self._sequencer.members()
-            choice = self._algorithm("barrier", members, call_options)
+            choice = self._algorithm("barrier", members, call_options.options)
             fanout = max(self._fanout, BARRIER_FANOUT)
             planned = self._plan(members, choice, 1, fanout=fanout)
             return self._submit(planned, call, self._barrier_buffers, DType.F32, call_options)
 
     # ---- plans ----
 
-    def _algorithm(self, collective: str, members: Members, call_options: CallOptions) -> Choice:
-        name = plan_cache.name_of(call_options.options, self._topology)
-        return plan_cache.algorithm(collective, members, name, self._topology)
-
-    def _block_choice(self, collective: str, members: Members) -> Choice:
-        return plan_cache.algorithm(collective, members, self._block_algorithm, self._topology)
+    def _algorithm(
+        self, collective: str, members: Members, options: Options | None = None
+    ) -> Choice:
+        """``options``: of a call, except one of blocks."""
+        name = self._block_algorithm
+        if options is not None:
+            name = plan_cache.name_of(options, self.topology)
+        return plan_cache.algorithm(collective, members, name, self.topology)
 
     def _plan(self, members: Members, choice: Choice, *sizes: Any, **options: Any) -> EngineCall:
         by, topology = choice
@@ -285,12 +278,11 @@ class Endpoint:
         members: Members,
         choice: Choice,
         elements: int | tuple[int, ...],
-        dtype: DType,
+        layout: ElementLayout,
         call_options: CallOptions,
         **how: Any,
     ) -> EngineCall:
         """The plan of a reduction. ``how``: what its builder takes besides."""
-        layout = self._layout(dtype, call_options)
         per_packet, (by, topology) = layout.per_packet, choice
         if topology is not None:
             per_packet, topology = sum_layout_of(
@@ -300,9 +292,6 @@ class Endpoint:
             owners = len(how.get("order") or members.ranks)
             per_packet = plan_cache.finer(by, elements, owners, per_packet, call_options.options)
         return self._plan(members, (by, topology), elements, per_packet, **how)
-
-    def _layout(self, dtype: DType, call_options: CallOptions) -> ElementLayout:
-        return layout_of(self.block_bytes, dtype, call_options.encoding)
 
     def _need(
         self,
@@ -329,35 +318,16 @@ class Endpoint:
     # ---- what others ask of it ----
 
     @property
-    def one_host(self) -> bool:
-        """True if no packet leaves a host."""
-        return self._topology.one_host
-
-    @property
-    def host_each(self) -> bool:
-        """True if each rank counts as a host of its own."""
-        return len(set(self._topology.hosts)) == self.world
-
-    @property
     def wakers(self) -> Wakers:
         """Wakers for the gates of the endpoint's operations."""
         assert self._engine is not None
         return self._engine.wakers
 
-    @property
-    def timeout(self) -> float:
-        """Seconds for ranks that never take part."""
-        return self.operations.timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self.operations.timeout = seconds
-
     def block_elements(self, encoding: str) -> int:
         """Return the number of float32 elements that one block (packet) carries, so encoded."""
-        encoding = "same" if self._topology.one_host else encoding
+        encoding = "same" if self.topology.one_host else encoding
         layout = layout_of(self.block_bytes, DType.F32, encoding)
-        return sum_layout_of(layout, self.block_bytes, encoding, self._topology)[0]
+        return sum_layout_of(layout, self.block_bytes, encoding, self.topology)[0]
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
         """Return the number of packets for ``nbytes`` bytes, of float32 if they are encoded."""
@@ -425,7 +395,3 @@ class Endpoint:
             self._leaving.finish_delivery(call)
         finally:  # also if Ctrl-C ends the wait
             self.health.fail(error, tell=True)
-
-    def close(self) -> None:
-        """Leave the group, like :meth:`Leaving.close`."""
-        self._leaving.close()

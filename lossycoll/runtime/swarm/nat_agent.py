@@ -16,7 +16,7 @@ from typing import Final
 
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Address, Malformed
-from lossycoll.runtime.engine.out_of_band import OutOfBand
+from lossycoll.runtime.engine.host import OutOfBand
 
 from .connectivity import DIRECTORY, NONCE, NOTHING, ConnectivityMessage, Forged, Kind, pack, unpack
 from .ice_agent import IceAgent, Route, Sends

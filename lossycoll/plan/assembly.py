@@ -2,10 +2,6 @@
 
 All offsets and lengths are in elements. Slots of length 0 may be among them. ``assemble`` leaves
 them out, since peers would wait for the end of a stream that carries nothing.
-
-After a rank has died, collectives whose buffers have no part per rank (all-reduce, broadcast,
-barrier) are planned for as many ranks as are left and renamed: ``rename``. Those whose buffers
-have one keep their plan without the streams of lost ranks: ``leave_out``.
 """
 
 from __future__ import annotations

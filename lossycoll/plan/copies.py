@@ -1,13 +1,9 @@
 """All-gather and broadcast by tiers, and the barrier: each host and site is crossed to once.
 
-On a flat topology an all-gather sends each chunk to every rank itself. A broadcast goes along a
-tree, that of a heap: with ranks counted from the root and a fanout of 2, ``v`` has the children
-``2v + 1`` and ``2v + 2``. With a fanout of the world only the root sends, so a rank that dies takes
-nothing with it that another one needs. A barrier goes up and down the same tree from rank 0.
-
-With hosts, what a rank has is sent to one holder in the unit (``tiers.holder``), which passes it on
-within. Consecutive chunks have different holders, so that all ranks of a host take part in what
-crosses.
+A broadcast goes along a tree, that of a heap: with ranks counted from the root and a fanout of 2,
+``v`` has the children ``2v + 1`` and ``2v + 2``. A barrier goes up and down the same tree from
+rank 0. With hosts, what a rank has is sent to one holder in each unit (``tiers.holder``), which
+passes it on within.
 """
 
 from __future__ import annotations

@@ -1,21 +1,14 @@
 """All-reduce by tiers: the ranks of a host add up, then the hosts of a site, then all sites.
 
 On a flat topology there is one tier: every rank sends each owner its segment, and owners send the
-mean back. Two waits whatever the number of ranks, and a lost packet costs one contribution to one
-packet. Source: "Transpose AllReduce" in Warraich et al., "OptiReduce", NSDI 2025 (arXiv
+mean back. Source: "Transpose AllReduce" in Warraich et al., "OptiReduce", NSDI 2025 (arXiv
 2310.06993); the division by what arrived is that of Weintraub, Banner and Orda, arXiv 2507.07114.
 
-With hosts, every element is summed up within each at one of its ranks, which sends the sum on; what
-leaves a host is so much of the buffer as if the host were one rank. The mean comes back the same
-way. Source of the idea: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), and the reduce-scatter and
-all-gather within nodes of Goyal et al., "Accurate, large minibatch SGD", arXiv 1706.02677. Here
-every packet goes its way singly, and sums carry how many contributions they have.
-
-Every element has one *holder* in each unit: the rank that gets the unit's sum of it. The holder is
-one of the holders that the unit's parts have for the element. So each rank of a host sends and
-receives another share of what leaves the host, and each host of a site another share of what
-leaves the site.
+With hosts, every element has one *holder* in each unit: the rank that gets the unit's sum of it,
+one of the holders that the unit's parts have (docs/hierarchical.md). Source of the idea: Thakur,
+Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High
+Perform. Comput. Appl. 19 (2005), and Goyal et al., "Accurate, large minibatch SGD", arXiv
+1706.02677. Here every packet goes its way singly, and sums carry how many contributions they have.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Reduce-scatter by tiers: a chunk is summed up within each host and site, and crosses as one sum.
 
-On a flat topology every rank sends each owner its chunk.
-The unit's holder of the chunk adds up, and only it sends to the chunk's owner. Consecutive chunks
-have different holders (``tiers.holder``), so that all ranks of a host take part in what crosses.
+The unit's holder of the chunk (``tiers.holder``) adds up, and only it sends to the chunk's owner.
 """
 
 from __future__ import annotations

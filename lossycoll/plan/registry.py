@@ -1,8 +1,7 @@
 """The algorithms there are, by collective.
 
-A builder becomes an algorithm by being registered. Whatever offers or checks algorithms reads this
-table: the option ``algorithm``, ``lossycoll bench``, the runtime's plan cache, and the tests of
-plans, of the reference executor and of the engine. docs/extending.md shows how to add one.
+Whatever offers or checks algorithms reads this table: the option ``algorithm``, ``lossycoll
+bench``, the plan cache, and tests. docs/extending.md shows how to add one.
 """
 
 from __future__ import annotations

@@ -149,11 +149,8 @@ class Endpoint:
         dtype: DType,
         call_options: CallOptions,
     ) -> Operation:
-        """Run a reduce-scatter after which each rank knows which of its contributions were lost.
-
-        Lost blocks (packets) count as zero; the caller sends them again. They are the operation's
-        ``blocks``.
-        """
+        """Run a reduce-scatter whose ``blocks`` are the packets of this rank's contributions that
+        were lost. They count as zero; the caller sends them again."""
         with self._submitting():
             members = self._sequencer.members()
             means, result = BY_COUNT, None
@@ -226,13 +223,10 @@ class Endpoint:
         needed: NDArray[np.bool_] | None,
         call_options: CallOptions,
     ) -> Operation:
-        """Run an all-gather of equal chunks that records which blocks (packets) arrived.
+        """Run an all-gather of equal chunks, whose ``blocks`` are the packets that arrived.
 
-        They are the operation's ``blocks``.
-
-        Args:
-            needed: bool (world, packets), by owner: packets that are requested until they arrive.
-                None: none is.
+        ``needed``: bool (world, packets), by owner: packets that are requested until they arrive;
+        None: none is.
         """
         with self._submitting():
             members = self._sequencer.members()

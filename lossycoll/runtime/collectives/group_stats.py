@@ -45,12 +45,8 @@ MAKES_UP: Final = (
 
 
 class DeadLinks:
-    """Counts what is missing since a link is dead, which no method against loss brings back.
-
-    Attributes:
-        missing: Packets.
-        unsure: Missing packets of the last look, of links that may prove to be dead at the next.
-    """
+    """Counts packets ``missing`` since a link is dead, which no method against loss brings back.
+    ``unsure``: those of the last look, of links that may prove to be dead at the next."""
 
     def __init__(self) -> None:
         self.missing = 0

@@ -187,14 +187,9 @@ REAP_FROM: Final = 8
 class Operations:
     """Operations that were submitted and aren't released yet.
 
-    ``timeout``: seconds for ranks that never take part.
-
-    Attributes:
-        timeout: The same; it may change.
-        sequencer: Who may submit, and for which ranks.
-        unfinished: By ticket, those whose tickets the engine still holds.
-        any_ended: Whether one has ended here.
-        first_failed: Number of the first call of which one failed; None before that.
+    ``timeout``: seconds for ranks that never take part; it may change. ``unfinished``: by ticket,
+    those whose tickets the engine still holds. ``first_failed``: number of the first call of which
+    one failed; None before that.
     """
 
     def __init__(self, context: GroupContext, timeout: float) -> None:

@@ -55,8 +55,19 @@ class Endpoint:
     ``nbytes`` are per rank: the same for all, or one number per rank. Buffers with a part per rank
     are in the order of ranks. ``encoding`` is a name from plan.codec.
 
-    ``timeout``: seconds for ranks that never take part. ``group``: the group's number, the same on
-    all ranks. ``block_bytes``: bytes of one packet's data, without an encoding.
+    Args:
+        context: The rank's context of the group.
+        timeout: Seconds for ranks that never take part.
+
+    Attributes:
+        health: Health of the group, as in ``context``.
+        options: Options of the group, as in ``context``.
+        topology: Hosts and sites of the group's ranks, as in ``context``.
+        operations: Operations that were submitted.
+        watcher: Watcher that completes operations for which only a future waits.
+        stats: Counters of the group.
+        group: The group's number, the same on all ranks.
+        block_bytes: Bytes of one packet's data, without an encoding.
     """
 
     def __init__(self, context: GroupContext, *, timeout: float) -> None:
@@ -69,7 +80,6 @@ class Endpoint:
         self.stats: Final = GroupStats(context, self.operations)
         self.watcher: Final = Watcher(context, self.operations)
         self._leaving = Leaving(context, self.operations, self.watcher, self.stats)
-        self.close: Final = self._leaving.close
         self.group: Final = context.number
         self.topology = context.topology
         # Whatever the options say: the ranks of a host have got the same blocks, and so need the
@@ -389,3 +399,7 @@ class Endpoint:
             self._leaving.finish_delivery(call)
         finally:  # also if Ctrl-C ends the wait
             self.health.fail(error, tell=True)
+
+    def close(self) -> None:
+        """Leave the group, like :meth:`Leaving.close`."""
+        self._leaving.close()

@@ -88,11 +88,7 @@ def gather(
     Costs one step; each rank but the root sends its chunk once. ``counts`` are the elements of each
     rank's chunk; one number: of every chunk. The output is at the root alone.
     """
-    sizes, fields = _rooted(world, rank, counts, elements_per_packet, root)
-    send = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
-    expected = sizes if rank == root else (0,) * world
-    how = (send, expected, elements_per_packet, topology, fields)
-    return _exchange("gather", "direct", rank, *how)
+    return _rooted("gather", world, rank, counts, elements_per_packet, root, topology)
 
 
 def scatter(
@@ -109,21 +105,28 @@ def scatter(
     Costs one step; the root sends every chunk but its own once. ``counts`` are the elements of each
     rank's chunk; one number: of every chunk.
     """
-    sizes, fields = _rooted(world, rank, counts, elements_per_packet, root)
-    send = sizes if rank == root else (0,) * world
-    expected = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
-    how = (send, expected, elements_per_packet, topology, fields)
-    return _exchange("scatter", "direct", rank, *how)
+    return _rooted("scatter", world, rank, counts, elements_per_packet, root, topology)
 
 
 def _rooted(
-    world: int, rank: int, counts: int | Sequence[int], elements_per_packet: int, root: int
-) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """The sizes of chunks, and what goes into the signature; refuses what can't be."""
+    collective: str,
+    world: int,
+    rank: int,
+    counts: int | Sequence[int],
+    elements_per_packet: int,
+    root: int,
+    topology: Topology | None,
+) -> Plan:
     check_world(world, rank, elements_per_packet)
     check_rank("root", root, world)
     sizes = check_counts("counts", counts, world)
-    return sizes, (world, sizes, elements_per_packet, root)
+    own = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
+    of_root = sizes if rank == root else (0,) * world
+    send, expected = (own, of_root) if collective == "gather" else (of_root, own)
+    fields = (world, sizes, elements_per_packet, root)
+    return _exchange(
+        collective, "direct", rank, send, expected, elements_per_packet, topology, fields
+    )
 
 
 def _exchange(

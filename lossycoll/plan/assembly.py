@@ -98,7 +98,7 @@ class Sums:
         if not how:
             how = {"offset": self._scratch, "target": Target.SCRATCH}
             self._scratch += length
-        fed = {"sources": tuple(sources), "combine": Combine.ADD, "level": level}
+        fed: dict[str, Any] = {"sources": tuple(sources), "combine": Combine.ADD, "level": level}
         self.waiting.append(Slot(number, length=length, **fed, **own, **how))
 
 

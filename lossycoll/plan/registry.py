@@ -94,7 +94,7 @@ class Algorithm:
     relays: bool = False
 
 
-DIRECT: Final[Mapping[str, Any]] = {
+DIRECT: Final[dict[str, Any]] = {
     "steps": lambda world: min(1, world - 1),
     "traffic": lambda world: (world - 1) / world,
     "default": True,

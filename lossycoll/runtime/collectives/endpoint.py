@@ -52,8 +52,10 @@ class Endpoint:
     ``call`` is the issued call, with the options ``call_options``. ``buffers`` are the addresses of
     input and output; ``address`` is the address of a buffer that is both. The caller keeps them
     alive until the operation is done (``CallOptions.keep``). ``elements`` (of a ``dtype``) and
-    ``nbytes`` are per rank: the same for all, or one number per rank. Buffers with a part per rank
-    are in the order of ranks. ``encoding`` is a name from plan.codec.
+    ``nbytes`` are per rank: the same for all, or one number per rank. ``root`` is the rank that
+    sends or collects the data. Buffers with a part per rank are in the order of ranks. ``encoding``
+    is a name from plan.codec. Other arguments are a ``rank``, the ``views`` of members (``agreed``:
+    the last view is agreed), and the ``error`` with which this rank fails the group.
 
     Args:
         context: The rank's context of the group.
@@ -196,9 +198,12 @@ class Endpoint:
         *nbytes: int | tuple[int, ...],
         **root: int,
     ) -> Operation:
-        """Move bytes by a ``collective`` of the plans that adds nothing up.
+        """Move bytes by a collective that adds nothing up.
 
-        ``nbytes``: the sizes that its builder takes, in bytes; ``root``, where it has one.
+        Args:
+            collective: Its name, one of ``lossycoll.plan.registry.COLLECTIVES``.
+            nbytes: The sizes that its builder takes, in bytes.
+            root: The same, by its name, where the builder takes one.
         """
         asked = call_options.options
         with self._submitting():
@@ -235,8 +240,9 @@ class Endpoint:
     ) -> Operation:
         """Run an all-gather of equal chunks, whose ``blocks`` are the packets that arrived.
 
-        ``needed``: bool (world, packets), by owner: packets that are requested until they arrive;
-        None: none is.
+        Args:
+            needed: bool (world, packets), by owner: packets that are requested until they arrive.
+                None: none is.
         """
         with self._submitting():
             members = self._sequencer.members()

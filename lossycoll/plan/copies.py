@@ -52,11 +52,15 @@ class _Chunk:
         return self.first_slot + tier * self.slots
 
     def family(self, ranks: Sequence[int], rank: int, tier: int) -> tuple[int | None, list[int]]:
-        """(parent, children) of a rank in the heap of ``ranks``, whose first has the chunk."""
-        fanout = len(ranks) if self.star and tier == 0 else min(self.fanout, len(ranks))
-        v = ranks.index(rank)
-        parent = ranks[(v - 1) // fanout] if v else None
-        return parent, [*ranks[fanout * v + 1 : fanout * (v + 1) + 1]]
+        """(parent, children) of a rank among those that pass the chunk on in a tier."""
+        return _family(ranks, rank, len(ranks) if self.star and tier == 0 else self.fanout)
+
+
+def _family(ranks: Sequence[int], rank: int, fanout: int) -> tuple[int | None, list[int]]:
+    """(parent, children) of a rank in the heap of ``ranks``."""
+    v, fanout = ranks.index(rank), min(fanout, len(ranks))
+    parent = ranks[(v - 1) // fanout] if v else None
+    return parent, [*ranks[fanout * v + 1 : fanout * (v + 1) + 1]]
 
 
 def _sent(
@@ -170,12 +174,25 @@ def broadcast(
     if fanout < 1:
         raise ValueError(f"fanout is {fanout}, wanted 1 or more")
     tree = tree_of(topology, rank, elements_per_packet)
-    if world == 1:
-        slots = []
-    elif fanout >= world:
+    slots: list[Slot] = []
+    if fanout >= world > 1:
         slots = _from_root(tree, rank, root, elements)
-    else:
-        slots = _by_pieces(topology, tree, rank, root, elements, elements_per_packet, fanout)
+    elif world > 1:
+        most = 1 if topology.one_host else max(len(ranks) for ranks in topology.members_of_hosts)
+        check_slots(len(tree.tiers) * most)
+        for piece, (offset, length) in enumerate(segments(elements, most, elements_per_packet)):
+            chunk = _Chunk(
+                source=root,
+                offset=offset,
+                length=length,
+                own_offset=offset,
+                first_slot=piece,
+                slots=most,
+                number=piece,
+                fanout=fanout,
+                star=topology.shares_hosts,  # memory that is shared is read by all at once
+            )
+            slots += _slots(tree, rank, chunk)
     what = (world, elements, elements_per_packet, root, fanout)
     return assemble(
         "broadcast",
@@ -203,34 +220,6 @@ def _from_root(tree: Tree, rank: int, root: int, elements: int) -> list[Slot]:
     return slots
 
 
-def _by_pieces(
-    topology: Topology,
-    tree: Tree,
-    rank: int,
-    root: int,
-    elements: int,
-    elements_per_packet: int,
-    fanout: int,
-) -> list[Slot]:
-    most = 1 if topology.one_host else max(len(ranks) for ranks in topology.members_of_hosts)
-    check_slots(len(tree.tiers) * most)
-    slots: list[Slot] = []
-    for piece, (offset, length) in enumerate(segments(elements, most, elements_per_packet)):
-        chunk = _Chunk(
-            source=root,
-            offset=offset,
-            length=length,
-            own_offset=offset,
-            first_slot=piece,
-            slots=most,
-            number=piece,
-            fanout=fanout,
-            star=topology.shares_hosts,  # memory that is shared is read by all at once
-        )
-        slots += _slots(tree, rank, chunk)
-    return slots
-
-
 def barrier(
     world: int, rank: int, elements_per_packet: int = 1, *, fanout: int = BARRIER_FANOUT
 ) -> Plan:
@@ -243,19 +232,18 @@ def barrier(
     check_world(world, rank, elements_per_packet)
     if fanout < 1:
         raise ValueError(f"fanout is {fanout}, wanted 1 or more")
-    parent = ((rank - 1) // fanout,) if rank else ()
-    children = tuple(range(fanout * rank + 1, min(fanout * (rank + 1) + 1, world)))
-    up = [Edge(above, 0) for above in parent]
-    down = [Edge(child, 1) for child in children]
+    parent, children = _family(range(world), rank, fanout)
+    down, sources = [Edge(child, 1) for child in children], tuple(children)
     slots: list[Slot] = []
-    if parent:
+    if parent is not None:
+        up = Edge(parent, 0)
         if children:
-            slots.append(add(0, 0, 0, 1, *up, sources=children, target=Target.SCRATCH))
+            slots.append(add(0, 0, 0, 1, up, sources=sources, target=Target.SCRATCH))
         else:
-            slots.append(send_own(0, 0, 1, *up))
-        slots.append(receive(1, parent[0], 0, 1, *down))
+            slots.append(send_own(0, 0, 1, up))
+        slots.append(receive(1, parent, 0, 1, *down))
     elif children:
-        slots.append(add(0, 0, 0, 1, *down, sources=children))
+        slots.append(add(0, 0, 0, 1, *down, sources=sources))
     return assemble(
         "barrier",
         "tree",

@@ -214,12 +214,8 @@ def _slots(
     return _Rank(tree, rank, shares(tree.root, elements, grain, turns), missing, finish).slots()
 
 
-class _Own(NamedTuple):
-    """A sum that a rank holds for one of its units."""
-
-    slot: int
-    offset: int
-    """First element of the slot's range in the buffer."""
+_Held = tuple[int, int]
+"""Sum that a rank holds for one of its units: its slot, and the first element of that."""
 
 
 class _Rank(Sums):
@@ -249,14 +245,14 @@ class _Rank(Sums):
 
     def slots(self) -> tuple[Slot, ...]:
         """All of them, each after the one that feeds it."""
-        held: dict[int, _Own] = {}
+        held: dict[int, _Held] = {}
         for t in range(len(self.path)):
             held = self._sums(t, held)
         for q in _from_own(self.root.pieces, self.rank):
             self._copies(q)
         return (*self.sent, *self.waiting)
 
-    def _sums(self, t: int, below: dict[int, _Own]) -> dict[int, _Own]:
+    def _sums(self, t: int, below: dict[int, _Held]) -> dict[int, _Held]:
         """Slots by which the rank adds up or sends on in a tier.
 
         ``below``: the sums that it holds of its part's pieces; its own input if there is none.
@@ -271,16 +267,16 @@ class _Rank(Sums):
             own = below.get(piece.inside[part])
             if len(piece.holders) > 1:
                 self._sum(t, i, piece, own)
-                own = _Own(self.up[t] + i, piece.offset)
+                own = (self.up[t] + i, piece.offset)
             if own is not None and piece.owner == self.rank:
                 held[i] = own
         return held
 
-    def _sum(self, t: int, i: int, piece: Piece, below: _Own | None) -> None:
+    def _sum(self, t: int, i: int, piece: Piece, below: _Held | None) -> None:
         number, level = self.up[t] + i, self.tree.tiers[t].up
         own = from_input(piece.offset)
         if below is not None:
-            own = from_slot(below.slot, piece.offset - below.offset)
+            own = from_slot(below[0], piece.offset - below[1])
         if piece.owner != self.rank:
             self.send(number, piece.length, piece.owner, level, own)
             return

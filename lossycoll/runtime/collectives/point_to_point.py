@@ -91,7 +91,10 @@ class Messages:
         call_options = CallOptions(self._options, keep=keep, epilogue=finish)
         transfer = Transfer(self, call, call_options, timeout)
         transfer.is_send, transfer.peer = is_send, peer
-        self._check_peer(transfer)
+        # What a rank sent before it left may still be received.
+        needed = peer if is_send or peer in self._health.lost else None
+        if needed is not None and (gone := self._gone(needed)) is not None:
+            raise gone.again(call.numbered)
         if len(self._transfers) >= REAP_FROM:
             self._reap()
         try:
@@ -119,17 +122,10 @@ class Messages:
             transfer.complete()
         return transfer
 
-    def _check_peer(self, transfer: Transfer) -> None:
-        """Raises if the rank is gone. What it sent before it left may still be received."""
-        if transfer.peer is None:
-            return
-        health, gone = self._health, None
-        if transfer.peer in health.lost:
-            gone = health.lost_error(transfer.peer)
-        elif transfer.is_send:
-            gone = health.left(transfer.peer)
-        if gone is not None:
-            raise gone.again(transfer.call.numbered)
+    def _gone(self, rank: int) -> LossyError | None:
+        """Why a rank is gone, if it is."""
+        health = self._health
+        return health.lost_error(rank) if rank in health.lost else health.left(rank)
 
     def _reap(self) -> None:
         """Completes transfers whose works were dropped without a wait, oldest first."""
@@ -164,20 +160,12 @@ class Messages:
         # A rank may have left because the group had failed: then that is the reason.
         if (group := self._group_failure(operation.call)) is not None:
             return group
-        if failure.code == Code.PEER:
-            return self._gone(operation)
-        return error_of(failure, self.where(operation))
-
-    def _gone(self, transfer: Transfer) -> LossyError:
-        """Why the transfer's rank can't serve it; of a receive from any: the first of them."""
-        health = self._health
-        ranks = range(health.where.world) if transfer.peer is None else [transfer.peer]
-        for rank in ranks:
-            if rank in health.lost:
-                return health.lost_error(rank)
-            if (left := health.left(rank)) is not None:
-                return left
-        return PeerLostError(f"{self.where(transfer)}: the other rank is gone", peer=transfer.peer)
+        where, peer = self.where(operation), operation.peer
+        if failure.code == Code.PEER:  # of a receive from any: the first of them
+            ranks = range(where.world) if peer is None else [peer]
+            found = next(filter(None, map(self._gone, ranks)), None)
+            return found or PeerLostError(f"{where}: the other rank is gone", peer=peer)
+        return error_of(failure, where)
 
     def release(self, operation: Operation) -> None:
         if operation.ticket and self._transfers.pop(operation.ticket, None) is not None:

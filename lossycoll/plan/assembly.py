@@ -25,8 +25,10 @@ def from_slot(feed: int, offset: int = 0) -> dict[str, Any]:
 
 def send_own(number: int, own_offset: int, length: int, *dests: Edge, level: int = 0) -> Slot:
     """The rank's own input goes to ``dests`` and is stored nowhere."""
-    own = from_input(own_offset)
-    return Slot(number, 0, length, dests=dests, target=Target.NONE, level=level, **own)
+    own, none = Own.INPUT, Target.NONE
+    return Slot(
+        number, 0, length, (), dests, Combine.COPY, own, own_offset, target=none, level=level
+    )
 
 
 def copy_own(
@@ -116,7 +118,8 @@ def assemble(
 ) -> Plan:
     """The plan of ``slots``, without those of length 0. ``sizes``: elements of the input and of the
     output. ``sign``: the plan's signature. ``levels``: those from level 1 on."""
-    scratch = [slot.offset + slot.length for slot in slots if slot.target == Target.SCRATCH]
+    kept = tuple([slot for slot in slots if slot.length])
+    scratch = [slot.offset + slot.length for slot in kept if slot.target is Target.SCRATCH]
     return Plan(
         collective=collective,
         algorithm=algorithm,
@@ -126,7 +129,7 @@ def assemble(
         in_elements=sizes[0],
         out_elements=sizes[1],
         scratch_elements=max(scratch, default=0),
-        slots=tuple([slot for slot in slots if slot.length]),
+        slots=kept,
         signature=sign,
         levels=levels,
     )

@@ -11,7 +11,7 @@ from lossycoll.plan import copies
 from lossycoll.plan.faults import Inject
 from lossycoll.plan.sets import Code
 from tests.oracle.masks import lost
-from tests.oracle.parity import shape_of
+from tests.oracle.parity import fitted, shape_of
 from tests.oracle.recovery import left
 from tests.support.network import Network
 
@@ -85,9 +85,9 @@ def parity() -> list[dict[str, Any]]:
         for burst in BURSTS:
             cells = {}
             for n in PACKETS:
-                found = left_missing(n, code.fitted(n), loss, burst)
+                found = left_missing(n, fitted(code, n), loss, burst)
                 cells[str(n)] = {
-                    "parity": len(shape_of(code.fitted(n), n).of_parity) / n,
+                    "parity": len(shape_of(fitted(code, n), n).of_parity) / n,
                     "measured": found.measured,
                     "engines": left_by_engines(n, code, loss, burst),
                     "error": found.error,

@@ -11,6 +11,7 @@ from typing import Final
 import torch
 
 from lossycoll.errors import MismatchError
+from lossycoll.runtime.collectives.endpoint import UNEVEN
 from lossycoll.runtime.core.call import Operation
 
 from .description import CollectiveKind, Filled, Loss, Rounding, Submission
@@ -50,14 +51,15 @@ def _gather_chunks(s: Submission) -> Operation:
     """Brings each rank the contributions to its chunk of a reduce-scatter."""
     sizes, own = s.description.sizes, s.description.writes[0].nbytes
     if sizes is None:
-        return s.endpoint.all_to_all(s.call, _buffers(s), own, s.call_options)
-    send = [size * s.source.element_size() for size in sizes]
-    return s.endpoint.exchange(s.call, _buffers(s), send, [own] * len(sizes), s.call_options)
+        return s.endpoint.copy("all_to_all", s.call, _buffers(s), s.call_options, own)
+    send = tuple([size * s.source.element_size() for size in sizes])
+    return s.endpoint.copy(UNEVEN, s.call, _buffers(s), s.call_options, send, (own,) * len(sizes))
 
 
 def _submit_broadcast(s: Submission) -> Operation:
-    return s.endpoint.broadcast(
-        s.call, s.target.data_ptr(), s.target.nbytes, _root(s), s.call_options
+    buffers = s.target.data_ptr(), s.target.data_ptr()
+    return s.endpoint.copy(
+        "broadcast", s.call, buffers, s.call_options, s.target.nbytes, root=_root(s)
     )
 
 
@@ -65,16 +67,18 @@ def _submit_all_gather(s: Submission) -> Operation:
     each: int | tuple[int, ...] = s.source.nbytes
     if s.description.sizes is not None:
         each = tuple(size * s.source.element_size() for size in s.description.sizes)
-    return s.endpoint.all_gather(s.call, _buffers(s), each, s.call_options)
+    return s.endpoint.copy("all_gather", s.call, _buffers(s), s.call_options, each)
 
 
 def _submit_gather(s: Submission) -> Operation:
-    return s.endpoint.gather(s.call, _buffers(s), s.source.nbytes, _root(s), s.call_options)
+    return s.endpoint.copy(
+        "gather", s.call, _buffers(s), s.call_options, s.source.nbytes, root=_root(s)
+    )
 
 
 def _submit_scatter(s: Submission) -> Operation:
     part = s.description.writes[0].nbytes
-    return s.endpoint.scatter(s.call, _buffers(s), part, _root(s), s.call_options)
+    return s.endpoint.copy("scatter", s.call, _buffers(s), s.call_options, part, root=_root(s))
 
 
 def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
@@ -102,18 +106,16 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
     call_options = s.call_options._replace(
         keep=(sent, table), epilogue=compare, among=None, encoding="same", gate=0, on_device=False
     )
-    told = s.endpoint.all_gather(
-        s.call, (sent.data_ptr(), table.data_ptr()), sent.nbytes, call_options
-    )
+    lengths = sent.data_ptr(), table.data_ptr()
+    told = s.endpoint.copy("all_gather", s.call, lengths, call_options, sent.nbytes)
     factor = splits.factor
-    send, receive = ([factor * n for n in sizes] for sizes in (splits.send, splits.receive))
-    return told, s.endpoint.exchange(s.call, _buffers(s), send, receive, s.call_options)
+    sizes = [tuple([factor * n for n in each]) for each in (splits.send, splits.receive)]
+    return told, s.endpoint.copy(UNEVEN, s.call, _buffers(s), s.call_options, *sizes)
 
 
 def _submit_all_to_all_even(s: Submission) -> Operation:
-    return s.endpoint.all_to_all(
-        s.call, _buffers(s), s.source.nbytes // s.health.where.world, s.call_options
-    )
+    chunk = s.source.nbytes // s.health.where.world
+    return s.endpoint.copy("all_to_all", s.call, _buffers(s), s.call_options, chunk)
 
 
 def submit_barrier(s: Submission) -> Operation:

@@ -128,7 +128,8 @@ class DeviceWire:
     @cached_property
     def _may_serve(self) -> bool:
         endpoint = self._endpoint
-        return endpoint.world > 1 and endpoint.host_each and not endpoint.options.continues
+        shares = endpoint.topology.shares_hosts
+        return endpoint.world > 1 and not shares and not endpoint.options.continues
 
     def serves(self, call: Description, encoding: str, reduction: Reduction | None) -> bool:
         """True if a reliable call is served here; alike on all ranks."""

@@ -256,7 +256,7 @@ class Dispatcher:
             wish = "torch.use_deterministic_algorithms(True)" if by_torch else "deterministic=1"
             self.endpoint.stats.promise(choice.options, wish)
         numbered = self.named(call, choice)
-        if choice.encoding != "same" and self.endpoint.one_host:
+        if choice.encoding != "same" and self.endpoint.topology.one_host:
             asked = choice.options.wire
             self._tell_once(
                 "%s: wire=%s changes nothing here: all ranks share a host, where floats travel as "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -68,15 +68,16 @@ class PointToPoint:
         bounce = self._bounce(call, buffer, reads=reads, epilogue=finish)
         if bounce is not None:
             buffer, finish = bounce.source, partial(bounce.finish, ())
-        post: Any = partial(messages.receive, finish=finish) if fills else messages.send
         span = None
         if profiler._is_profiler_enabled:
             span = spans.Span(self._dispatcher.where.group, call, tensors, nbytes(tensors[0]))
         with contextlib.nullcontext() if span is None else span:
-            transfer = post(
+            transfer = messages.post(
                 *(call, address(buffer), buffer.element_size(), peer, tag),
+                is_send=not fills,
                 keep=buffer,
-                timeout=self._endpoint.timeout,
+                finish=finish,
+                timeout=self._endpoint.operations.timeout,
                 tolerance=tolerance,
             )
         if span is not None:
@@ -201,8 +202,8 @@ class _Barrier:
 
     def gather(self, wait_all_ranks: bool) -> None:
         """Rank 0: hears from each rank, and then answers all."""
-        where, receive = self._where, self._messages.receive
-        reports = {peer: self._post(receive, peer) for peer in range(1, where.world)}
+        where = self._where
+        reports = {peer: self._post(peer, is_send=False) for peer in range(1, where.world)}
         missing = []
         for peer, report in reports.items():
             if not self._came(report, self._seconds):
@@ -219,12 +220,13 @@ class _Barrier:
             )
             raise OperationTimeout(text, peer=missing[0])
         for peer in reports:
-            self._post(self._messages.send, peer)
+            self._post(peer, is_send=True)
 
     def report(self) -> None:
         """Another rank: reports to rank 0, and waits for its answer."""
-        self._post(self._messages.send, 0)
-        if not self._came(self._post(self._messages.receive, 0), self._seconds + GRACE_SECONDS):
+        self._post(0, is_send=True)
+        answer = self._post(0, is_send=False)
+        if not self._came(answer, self._seconds + GRACE_SECONDS):
             text = (
                 f"{self._where}: {self._call.numbered}: {self._where.peer(0)} didn't take part "
                 f"within {self._seconds:g} s, or waits for another rank; rank 0's error names who "
@@ -232,12 +234,12 @@ class _Barrier:
             )
             raise OperationTimeout(text, peer=0)
 
-    def _post(self, by: Callable[..., Transfer], peer: int) -> Transfer:
-        """Posts a message of one byte by ``send`` or ``receive``."""
+    def _post(self, peer: int, *, is_send: bool) -> Transfer:
+        """Posts a message of one byte."""
         room, tag = torch.zeros(1, dtype=torch.uint8, device="cpu"), MOST_TAG + 1 + self._call.seq
         # The wait has a limit of its own.
-        limit = LONGEST.total_seconds()
-        return by(self._named, room.data_ptr(), 1, peer, tag, keep=room, timeout=limit)
+        limit, message = LONGEST.total_seconds(), (self._named, room.data_ptr(), 1, peer, tag)
+        return self._messages.post(*message, is_send=is_send, keep=room, timeout=limit)
 
     def _came(self, transfer: Transfer, seconds: float) -> bool:
         """Tells whether a message came, until ``seconds`` after the beginning; raises its error."""

@@ -127,7 +127,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._global_ranks = spec.global_ranks
         self._group = group
         self._endpoint = group.endpoint
-        self._endpoint.timeout = bounded(self._timeout).total_seconds()
+        self._endpoint.operations.timeout = bounded(self._timeout).total_seconds()
         self._health = self._endpoint.health
         self._where = self._health.where
         # The group's: that of spec is for the meeting, which reconfigure may give another one.
@@ -470,7 +470,9 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
                 opts.timeout = timeout
             self.barrier(opts).wait()
             return
-        timeout = timedelta(seconds=self._endpoint.timeout) if timeout is None else timeout
+        timeout = (
+            timedelta(seconds=self._endpoint.operations.timeout) if timeout is None else timeout
+        )
         monitored_barrier(self._dispatcher, self._group.messages, timeout, wait_all_ranks)
 
     # ---- other groups ----
@@ -504,7 +506,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
                 store=_c10d.PrefixStore(f"split/{name}", self._group.store),
                 group_rank=chosen.index(self._where.rank),
                 group_size=len(chosen),
-                timeout=timeout or timedelta(seconds=self._endpoint.timeout),
+                timeout=timeout or timedelta(seconds=self._endpoint.operations.timeout),
                 group_id=name,
                 global_ranks_in_group=[self._global_ranks[rank] for rank in chosen],
                 parent=self,
@@ -521,7 +523,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of calls for ranks that never take part; zero or less: no limit."""
         self._timeout = timeout
-        self._endpoint.timeout = bounded(timeout).total_seconds()
+        self._endpoint.operations.timeout = bounded(timeout).total_seconds()
         self._devices.set_timeout(bounded(timeout))
 
     def shutdown(self) -> None:

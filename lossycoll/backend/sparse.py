@@ -103,12 +103,14 @@ def _submit(s: Submission) -> Operation:
         _store(found, call.reduction, call.tensor)
 
     call_options = s.call_options._replace(keep=(s.source, target), epilogue=finish)
-    return s.endpoint.all_gather(s.call, (address(s.source), address(target)), sizes, call_options)
+    buffers = address(s.source), address(target)
+    return s.endpoint.copy("all_gather", s.call, buffers, call_options, sizes)
 
 
 def _gather(s: Submission, own: Tensor, rows: Tensor) -> Operation:
     call_options = s.call_options._replace(keep=(own, rows))
-    return s.endpoint.all_gather(s.call, (address(own), address(rows)), own.nbytes, call_options)
+    buffers = address(own), address(rows)
+    return s.endpoint.copy("all_gather", s.call, buffers, call_options, own.nbytes)
 
 
 def _all_or_none(s: Submission, counted: Operation) -> None:

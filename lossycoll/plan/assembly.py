@@ -2,31 +2,32 @@
 
 All offsets and lengths are in elements. Slots of length 0 may be among them. ``assemble`` leaves
 them out, since peers would wait for the end of a stream that carries nothing.
-
-After a rank has died, collectives whose buffers have no part per rank (all-reduce, broadcast,
-barrier) are planned for as many ranks as are left and renamed: ``rename``. Those whose buffers
-have one keep their plan without the streams of lost ranks: ``leave_out``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from .model import Combine, Edge, Finish, Level, Missing, Own, Plan, Slot, Target, signature
 
 
+def from_input(offset: int) -> dict[str, Any]:
+    """Fields of a slot whose own contribution is the rank's input, from ``offset`` on."""
+    return {"own": Own.INPUT, "own_offset": offset}
+
+
+def from_slot(feed: int, offset: int = 0) -> dict[str, Any]:
+    """Fields of a slot whose own contribution is the result of slot ``feed``."""
+    return {"own": Own.SLOT, "own_offset": offset, "feed": feed}
+
+
 def send_own(number: int, own_offset: int, length: int, *dests: Edge, level: int = 0) -> Slot:
     """The rank's own input goes to ``dests`` and is stored nowhere."""
+    own, none = Own.INPUT, Target.NONE
     return Slot(
-        number=number,
-        offset=0,
-        length=length,
-        dests=dests,
-        own=Own.INPUT,
-        own_offset=own_offset,
-        target=Target.NONE,
-        level=level,
+        number, 0, length, (), dests, Combine.COPY, own, own_offset, target=none, level=level
     )
 
 
@@ -34,15 +35,7 @@ def copy_own(
     number: int, offset: int, own_offset: int, length: int, *dests: Edge, level: int = 0
 ) -> Slot:
     """The rank's own input goes to its own output, and to ``dests``."""
-    return Slot(
-        number=number,
-        offset=offset,
-        length=length,
-        dests=dests,
-        own=Own.INPUT,
-        own_offset=own_offset,
-        level=level,
-    )
+    return Slot(number, offset, length, dests=dests, level=level, **from_input(own_offset))
 
 
 def receive(
@@ -55,15 +48,7 @@ def receive(
     level: int = 0,
 ) -> Slot:
     """Data of ``sender`` goes to the output, and on to ``dests``."""
-    return Slot(
-        number=number,
-        offset=offset,
-        length=length,
-        sources=(sender,),
-        dests=dests,
-        missing=missing,
-        level=level,
-    )
+    return Slot(number, offset, length, (sender,), dests, missing=missing, level=level)
 
 
 def add(
@@ -77,32 +62,46 @@ def add(
     target: Target = Target.OUT,
 ) -> Slot:
     """The rank's own input and what ``sources`` send are added up, and go to ``dests``."""
-    return Slot(
-        number=number,
-        offset=offset,
-        length=length,
-        sources=sources,
-        dests=dests,
-        combine=Combine.ADD,
-        own=Own.INPUT,
-        own_offset=own_offset,
-        finish=finish,
-        target=target,
-    )
+    how: dict[str, Any] = {"combine": Combine.ADD, "finish": finish, "target": target}
+    return Slot(number, offset, length, sources, dests, **how, **from_input(own_offset))
 
 
 def send_fed(number: int, feed: int, length: int, *dests: Edge, level: int) -> Slot:
     """The result of slot ``feed``, from its beginning on, goes to ``dests``."""
-    return Slot(
-        number=number,
-        offset=0,
-        length=length,
-        dests=dests,
-        own=Own.SLOT,
-        feed=feed,
-        target=Target.NONE,
-        level=level,
-    )
+    own = from_slot(feed)
+    return Slot(number, 0, length, dests=dests, target=Target.NONE, level=level, **own)
+
+
+class Sums:
+    """Slots by which one rank adds up or sends on, tier by tier. ``own`` is what
+    :func:`from_input` or :func:`from_slot` returns."""
+
+    def __init__(self) -> None:
+        self.sent: list[Slot] = []
+        """Slots that wait for nothing."""
+        self.waiting: list[Slot] = []
+        self._scratch = 0
+
+    def send(self, number: int, length: int, to: int, level: int, own: dict[str, Any]) -> None:
+        dests, slots = (Edge(to, number),), self.waiting if "feed" in own else self.sent
+        slots.append(Slot(number, 0, length, dests=dests, target=Target.NONE, level=level, **own))
+
+    def add(
+        self,
+        number: int,
+        length: int,
+        sources: Sequence[int],
+        level: int,
+        own: dict[str, Any],
+        **how: Any,
+    ) -> None:
+        """``how``: of a sum that is stored in the output, at ``offset``; others go to scratch
+        memory."""
+        if not how:
+            how = {"offset": self._scratch, "target": Target.SCRATCH}
+            self._scratch += length
+        fed: dict[str, Any] = {"sources": tuple(sources), "combine": Combine.ADD, "level": level}
+        self.waiting.append(Slot(number, length=length, **fed, **own, **how))
 
 
 def assemble(
@@ -115,11 +114,12 @@ def assemble(
     sizes: tuple[int, int],
     slots: Sequence[Slot],
     sign: int,
-    scratch_elements: int = 0,
     levels: tuple[Level, ...] = (),
 ) -> Plan:
     """The plan of ``slots``, without those of length 0. ``sizes``: elements of the input and of the
     output. ``sign``: the plan's signature. ``levels``: those from level 1 on."""
+    kept = tuple([slot for slot in slots if slot.length])
+    scratch = [slot.offset + slot.length for slot in kept if slot.target is Target.SCRATCH]
     return Plan(
         collective=collective,
         algorithm=algorithm,
@@ -128,8 +128,8 @@ def assemble(
         elements_per_packet=elements_per_packet,
         in_elements=sizes[0],
         out_elements=sizes[1],
-        scratch_elements=scratch_elements,
-        slots=tuple([slot for slot in slots if slot.length]),
+        scratch_elements=max(scratch, default=0),
+        slots=kept,
         signature=sign,
         levels=levels,
     )

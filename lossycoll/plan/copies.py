@@ -1,13 +1,9 @@
 """All-gather and broadcast by tiers, and the barrier: each host and site is crossed to once.
 
-On a flat topology an all-gather sends each chunk to every rank itself. A broadcast goes along a
-tree, that of a heap: with ranks counted from the root and a fanout of 2, ``v`` has the children
-``2v + 1`` and ``2v + 2``. With a fanout of the world only the root sends, so a rank that dies takes
-nothing with it that another one needs. A barrier goes up and down the same tree from rank 0.
-
-With hosts, what a rank has is sent to one holder in the unit (``tiers.holder``), which passes it on
-within. Consecutive chunks have different holders, so that all ranks of a host take part in what
-crosses.
+A broadcast goes along a tree, that of a heap: with ranks counted from the root and a fanout of 2,
+``v`` has the children ``2v + 1`` and ``2v + 2``. A barrier goes up and down the same tree from
+rank 0. With hosts, what a rank has is sent to one holder in each unit (``tiers.holder``), which
+passes it on within.
 """
 
 from __future__ import annotations
@@ -17,16 +13,16 @@ from dataclasses import dataclass
 from typing import Final
 
 from .assembly import add, assemble, copy_own, receive, send_fed, send_own
-from .hierarchical import check_slots
 from .model import Edge, Plan, Slot, Target, signature
 from .order import segments
-from .registry import Algorithm, register
-from .tiers import Tree, Unit, around, crossing, holder, number_outside, tree_of, within
+from .registry import DIRECT, Algorithm, register
+from .tiers import Tree, below, meeting, tree_of
 from .topology import Topology
 from .validation import (
     check_count,
     check_counts,
     check_rank,
+    check_slots,
     check_topology,
     check_world,
     others,
@@ -50,26 +46,21 @@ class _Chunk:
     slots: int  # how much that number is larger in the next tier
     fanout: int  # the most parts of a unit that one of its parts sends to
     star: bool = False  # whether one sends to all parts in the lowest tier
-    held_as: int | None = None  # the number by which units hold it; None: the source's chunk's
+    number: int | None = None  # the number by which units hold it; None: the source's chunk's
 
     def slot(self, tier: int) -> int:
         return self.first_slot + tier * self.slots
 
-    def number(self, unit: Unit, part: int) -> int:
-        """The number by which a part of a unit holds it, one without the source."""
-        return number_outside(unit, part, self.source) if self.held_as is None else self.held_as
-
-    def ranks(self, unit: Unit) -> tuple[int, ...]:
-        """The source, and who holds the chunk in the other parts of a unit."""
-        parts = around(unit.parts, unit.part_of[self.source])
-        return (self.source, *[holder(part, self.number(unit, i)) for i, part in parts])
-
     def family(self, ranks: Sequence[int], rank: int, tier: int) -> tuple[int | None, list[int]]:
-        """(parent, children) of a rank in the heap of ``ranks``, whose first has the chunk."""
-        fanout = len(ranks) if self.star and tier == 0 else min(self.fanout, len(ranks))
-        v = ranks.index(rank)
-        parent = ranks[(v - 1) // fanout] if v else None
-        return parent, [*ranks[fanout * v + 1 : fanout * (v + 1) + 1]]
+        """(parent, children) of a rank among those that pass the chunk on in a tier."""
+        return _family(ranks, rank, len(ranks) if self.star and tier == 0 else self.fanout)
+
+
+def _family(ranks: Sequence[int], rank: int, fanout: int) -> tuple[int | None, list[int]]:
+    """(parent, children) of a rank in the heap of ``ranks``."""
+    v, fanout = ranks.index(rank), min(fanout, len(ranks))
+    parent = ranks[(v - 1) // fanout] if v else None
+    return parent, [*ranks[fanout * v + 1 : fanout * (v + 1) + 1]]
 
 
 def _sent(
@@ -89,21 +80,17 @@ def _slots(tree: Tree, rank: int, chunk: _Chunk) -> list[Slot]:
     if rank == chunk.source:
         place = (chunk.offset, chunk.own_offset, chunk.length)
         for t, unit in enumerate(tree.path):
-            _, peers = chunk.family(chunk.ranks(unit), rank, t)
+            _, peers = chunk.family(meeting(unit, rank, chunk.number), rank, t)
             slots += _sent(tree, t, chunk.slot(t), peers, *place)
         return slots
-    tier = crossing(tree, rank, chunk.source)
-    unit = tree.path[tier]
-    below = within(tree, tier, chunk.number(unit, unit.part_of[rank]))
-    # (tier, the ranks that meet there, the first of which has the chunk; level)
-    stages: list[tuple[int, Sequence[int], int]] = [
-        (t, ranks, tree.tiers[t].down) for t, ranks in enumerate(below)
-    ]
-    stages.append((tier, chunk.ranks(unit), tree.tiers[tier].up))
-    for t, ranks, level in reversed(stages):
-        if rank not in ranks:
+    units = below(tree, rank, chunk.source, chunk.number)
+    tier = len(units)
+    units.append(meeting(tree.path[tier], chunk.source, chunk.number))
+    for t in range(tier, -1, -1):
+        if rank not in units[t]:
             continue
-        parent, children = chunk.family(ranks, rank, t)
+        level = tree.tiers[t].up if t == tier else tree.tiers[t].down
+        parent, children = chunk.family(units[t], rank, t)
         number = chunk.slot(t)
         dests = [Edge(child, number) for child in children]
         if parent is not None:
@@ -187,12 +174,25 @@ def broadcast(
     if fanout < 1:
         raise ValueError(f"fanout is {fanout}, wanted 1 or more")
     tree = tree_of(topology, rank, elements_per_packet)
-    if world == 1:
-        slots = []
-    elif fanout >= world:
+    slots: list[Slot] = []
+    if fanout >= world > 1:
         slots = _from_root(tree, rank, root, elements)
-    else:
-        slots = _by_pieces(topology, tree, rank, root, elements, elements_per_packet, fanout)
+    elif world > 1:
+        most = 1 if topology.one_host else max(len(ranks) for ranks in topology.members_of_hosts)
+        check_slots(len(tree.tiers) * most)
+        for piece, (offset, length) in enumerate(segments(elements, most, elements_per_packet)):
+            chunk = _Chunk(
+                source=root,
+                offset=offset,
+                length=length,
+                own_offset=offset,
+                first_slot=piece,
+                slots=most,
+                number=piece,
+                fanout=fanout,
+                star=topology.shares_hosts,  # memory that is shared is read by all at once
+            )
+            slots += _slots(tree, rank, chunk)
     what = (world, elements, elements_per_packet, root, fanout)
     return assemble(
         "broadcast",
@@ -210,42 +210,13 @@ def broadcast(
 def _from_root(tree: Tree, rank: int, root: int, elements: int) -> list[Slot]:
     """Only the root sends: one slot for each tier."""
     if rank != root:
-        t = crossing(tree, rank, root)
+        t = len(below(tree, rank, root))
         return [receive(t, root, 0, elements, level=tree.tiers[t].up)]
     slots: list[Slot] = []
     for t, unit in enumerate(tree.path):
-        parts = around(unit.parts, unit.part_of[root])
-        slots += _sent(
-            tree, t, t, [peer for _, part in parts for peer in part.ranks], 0, 0, elements
-        )
-    return slots
-
-
-def _by_pieces(
-    topology: Topology,
-    tree: Tree,
-    rank: int,
-    root: int,
-    elements: int,
-    elements_per_packet: int,
-    fanout: int,
-) -> list[Slot]:
-    most = 1 if topology.one_host else max(len(ranks) for ranks in topology.members_of_hosts)
-    check_slots(len(tree.tiers) * most)
-    slots: list[Slot] = []
-    for piece, (offset, length) in enumerate(segments(elements, most, elements_per_packet)):
-        chunk = _Chunk(
-            source=root,
-            offset=offset,
-            length=length,
-            own_offset=offset,
-            first_slot=piece,
-            slots=most,
-            held_as=piece,
-            fanout=fanout,
-            star=topology.shares_hosts,  # memory that is shared is read by all at once
-        )
-        slots += _slots(tree, rank, chunk)
+        part = unit.part_of[root]
+        others = [peer for one in unit.parts[part + 1 :] + unit.parts[:part] for peer in one.ranks]
+        slots += _sent(tree, t, t, others, 0, 0, elements)
     return slots
 
 
@@ -261,19 +232,18 @@ def barrier(
     check_world(world, rank, elements_per_packet)
     if fanout < 1:
         raise ValueError(f"fanout is {fanout}, wanted 1 or more")
-    parent = ((rank - 1) // fanout,) if rank else ()
-    children = tuple(range(fanout * rank + 1, min(fanout * (rank + 1) + 1, world)))
-    up = [Edge(above, 0) for above in parent]
-    down = [Edge(child, 1) for child in children]
+    parent, children = _family(range(world), rank, fanout)
+    down, sources = [Edge(child, 1) for child in children], tuple(children)
     slots: list[Slot] = []
-    if parent:
+    if parent is not None:
+        up = Edge(parent, 0)
         if children:
-            slots.append(add(0, 0, 0, 1, *up, sources=children, target=Target.SCRATCH))
+            slots.append(add(0, 0, 0, 1, up, sources=sources, target=Target.SCRATCH))
         else:
-            slots.append(send_own(0, 0, 1, *up))
-        slots.append(receive(1, parent[0], 0, 1, *down))
+            slots.append(send_own(0, 0, 1, up))
+        slots.append(receive(1, parent, 0, 1, *down))
     elif children:
-        slots.append(add(0, 0, 0, 1, *down, sources=children))
+        slots.append(add(0, 0, 0, 1, *down, sources=sources))
     return assemble(
         "barrier",
         "tree",
@@ -283,7 +253,6 @@ def barrier(
         sizes=(1, 1),
         slots=slots,
         sign=signature("barrier", "tree", world, elements_per_packet, fanout),
-        scratch_elements=1 if parent and children else 0,
     )
 
 
@@ -301,12 +270,8 @@ register(
         name="direct",
         build=all_gather,
         summary="every rank sends its chunk to every other",
-        steps=lambda world: min(1, world - 1),
-        traffic=lambda world: (world - 1) / world,
-        default=True,
-        direct=True,
-        levels=True,
         relays=True,
+        **DIRECT,
     )
 )
 register(

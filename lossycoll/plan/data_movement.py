@@ -8,11 +8,11 @@ was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from .assembly import assemble, copy_own, receive, send_own
 from .model import Edge, Level, Plan, signature
-from .registry import Algorithm, register
+from .registry import DIRECT, Algorithm, register
 from .tiers import RELIABLE
 from .topology import Topology
 from .validation import (
@@ -88,11 +88,7 @@ def gather(
     Costs one step; each rank but the root sends its chunk once. ``counts`` are the elements of each
     rank's chunk; one number: of every chunk. The output is at the root alone.
     """
-    sizes, fields = _rooted(world, rank, counts, elements_per_packet, root)
-    send = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
-    expected = sizes if rank == root else (0,) * world
-    how = (send, expected, elements_per_packet, topology, fields)
-    return _exchange("gather", "direct", rank, *how)
+    return _rooted("gather", world, rank, counts, elements_per_packet, root, topology)
 
 
 def scatter(
@@ -109,21 +105,28 @@ def scatter(
     Costs one step; the root sends every chunk but its own once. ``counts`` are the elements of each
     rank's chunk; one number: of every chunk.
     """
-    sizes, fields = _rooted(world, rank, counts, elements_per_packet, root)
-    send = sizes if rank == root else (0,) * world
-    expected = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
-    how = (send, expected, elements_per_packet, topology, fields)
-    return _exchange("scatter", "direct", rank, *how)
+    return _rooted("scatter", world, rank, counts, elements_per_packet, root, topology)
 
 
 def _rooted(
-    world: int, rank: int, counts: int | Sequence[int], elements_per_packet: int, root: int
-) -> tuple[tuple[int, ...], tuple[Any, ...]]:
-    """The sizes of chunks, and what goes into the signature; refuses what can't be."""
+    collective: str,
+    world: int,
+    rank: int,
+    counts: int | Sequence[int],
+    elements_per_packet: int,
+    root: int,
+    topology: Topology | None,
+) -> Plan:
     check_world(world, rank, elements_per_packet)
     check_rank("root", root, world)
     sizes = check_counts("counts", counts, world)
-    return sizes, (world, sizes, elements_per_packet, root)
+    own = tuple(sizes[rank] if peer == root else 0 for peer in range(world))
+    of_root = sizes if rank == root else (0,) * world
+    send, expected = (own, of_root) if collective == "gather" else (of_root, own)
+    fields = (world, sizes, elements_per_packet, root)
+    return _exchange(
+        collective, "direct", rank, send, expected, elements_per_packet, topology, fields
+    )
 
 
 def _exchange(
@@ -168,16 +171,13 @@ def _exchange(
     )
 
 
-for collective, name, build, summary in (
-    ("all_to_all", "direct", all_to_all, "every rank sends each other one its chunk"),
-    (
-        "all_to_all_uneven",
-        "uneven",
-        all_to_all_uneven,
-        "every rank sends each other one its chunk; chunks of any size",
-    ),
-    ("gather", "direct", gather, "every rank sends its chunk to the root"),
-    ("scatter", "direct", scatter, "the root sends every rank its chunk"),
+_TO_EACH: Final = "every rank sends each other one its chunk"
+_TO_ROOT: Final = {"traffic": lambda world: min(1, world - 1) / world}
+for collective, name, build, summary, more in (
+    ("all_to_all", "direct", all_to_all, _TO_EACH, {}),
+    ("all_to_all_uneven", "uneven", all_to_all_uneven, f"{_TO_EACH}; chunks of any size", {}),
+    ("gather", "direct", gather, "every rank sends its chunk to the root", _TO_ROOT),
+    ("scatter", "direct", scatter, "the root sends every rank its chunk", {}),
 ):
     register(
         Algorithm(
@@ -185,12 +185,6 @@ for collective, name, build, summary in (
             name=name,
             build=build,
             summary=summary,
-            steps=lambda world: min(1, world - 1),
-            traffic=(lambda world: min(1, world - 1) / world)
-            if collective == "gather"
-            else (lambda world: (world - 1) / world),
-            default=True,
-            direct=True,
-            levels=True,
+            **DIRECT | more,
         )
     )

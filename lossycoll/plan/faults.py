@@ -88,20 +88,19 @@ def parse(text: str) -> Inject:
     links: list[LinkLoss] = []
     for part in text.split(",") if text.strip() else ():
         name, equals, value = (piece.strip() for piece in part.partition("="))
+        where = f"{part.strip()!r} in {text!r}"
         if not equals or name not in NAMES:
-            raise ValueError(f"{part.strip()!r} in {text!r}: wanted name=value with a known name")
-        if name == "link":
-            links.append(_link(value, f"{part.strip()!r} in {text!r}"))
-            continue
+            raise ValueError(f"{where}: wanted name=value with a known name")
         if name in found:
-            raise ValueError(f"{part.strip()!r} in {text!r}: {name} is given twice")
+            raise ValueError(f"{where}: {name} is given twice")
         try:
-            found[name] = _READERS.get(name, fraction)(value)
+            if name == "link":
+                links.append(_link(value))
+            else:
+                found[name] = _READERS.get(name, fraction)(value)
         except ValueError:
-            kind = "an integer" if name == "seed" else "a number"
-            raise ValueError(
-                f"{part.strip()!r} in {text!r}: {name} is {value!r}, wanted {kind}"
-            ) from None
+            kind = {"link": "FROM-TO:LOSS", "seed": "an integer"}.get(name, "a number")
+            raise ValueError(f"{where}: {name} is {value!r}, wanted {kind}") from None
     try:
         return Inject(**found, links=tuple(links))  # type: ignore[arg-type]  # seed is an int
     except ValueError as error:
@@ -117,14 +116,11 @@ def fraction(text: str) -> float:
     return float(number) / 100 if percent else float(number)
 
 
-def _link(value: str, where: str) -> LinkLoss:
-    found = re.fullmatch(r"\s*([0-9]+)\s*-\s*([0-9]+)\s*:(.*)", value)
-    try:
-        if found is None:
-            raise ValueError
-        return LinkLoss(int(found[1]), int(found[2]), fraction(found[3]))
-    except ValueError:
-        raise ValueError(f"{where}: link is {value!r}, wanted FROM-TO:LOSS") from None
+def _link(text: str) -> LinkLoss:
+    found = re.fullmatch(r"\s*([0-9]+)\s*-\s*([0-9]+)\s*:(.*)", text)
+    if found is None:
+        raise ValueError
+    return LinkLoss(int(found[1]), int(found[2]), fraction(found[3]))
 
 
 def begin(loss: float, end: float) -> float:

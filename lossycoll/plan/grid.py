@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from .rng import key_of, mix_array
 Cells = NDArray[np.int64]
 """A cell of each peer, shape (peers,): numbers in row-major order, all different."""
 
+_Cells = TypeVar("_Cells", int, Cells)
 MOST_CELLS = 1 << 40
 
 
@@ -51,15 +53,10 @@ class Grid:
         found: Cells = cells // self._stride(axis) % self.shape[axis]
         return found
 
-    def row(self, cells: Cells, axis: int) -> Cells:
+    def row(self, cells: _Cells, axis: int) -> _Cells:
         """The number of the row along ``axis`` through each cell: that of its first cell."""
-        first: Cells = cells - self.coordinate(cells, axis) * self._stride(axis)
-        return first
-
-    def first(self, cell: int, axis: int) -> int:
-        """The first cell of the row along ``axis`` through one cell."""
         stride = self._stride(axis)
-        return cell - cell // stride % self.shape[axis] * stride
+        return cells - cells // stride % self.shape[axis] * stride
 
     def on(self, first: int, axis: int) -> range:
         """The cells along ``axis`` of the row through ``first``, in order."""

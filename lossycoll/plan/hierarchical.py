@@ -1,21 +1,14 @@
 """All-reduce by tiers: the ranks of a host add up, then the hosts of a site, then all sites.
 
 On a flat topology there is one tier: every rank sends each owner its segment, and owners send the
-mean back. Two waits whatever the number of ranks, and a lost packet costs one contribution to one
-packet. Source: "Transpose AllReduce" in Warraich et al., "OptiReduce", NSDI 2025 (arXiv
+mean back. Source: "Transpose AllReduce" in Warraich et al., "OptiReduce", NSDI 2025 (arXiv
 2310.06993); the division by what arrived is that of Weintraub, Banner and Orda, arXiv 2507.07114.
 
-With hosts, every element is summed up within each at one of its ranks, which sends the sum on; what
-leaves a host is so much of the buffer as if the host were one rank. The mean comes back the same
-way. Source of the idea: Thakur, Rabenseifner and Gropp, "Optimization of collective communication
-operations in MPICH", Int. J. High Perform. Comput. Appl. 19 (2005), and the reduce-scatter and
-all-gather within nodes of Goyal et al., "Accurate, large minibatch SGD", arXiv 1706.02677. Here
-every packet goes its way singly, and sums carry how many contributions they have.
-
-Every element has one *holder* in each unit: the rank that gets the unit's sum of it. The holder is
-one of the holders that the unit's parts have for the element. So each rank of a host sends and
-receives another share of what leaves the host, and each host of a site another share of what
-leaves the site.
+With hosts, every element has one *holder* in each unit: the rank that gets the unit's sum of it,
+one of the holders that the unit's parts have (docs/hierarchical.md). Source of the idea: Thakur,
+Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", Int. J. High
+Perform. Comput. Appl. 19 (2005), and Goyal et al., "Accurate, large minibatch SGD", arXiv
+1706.02677. Here every packet goes its way singly, and sums carry how many contributions they have.
 """
 
 from __future__ import annotations
@@ -26,15 +19,23 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import gcd
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from .assembly import add, assemble, receive, send_fed, send_own
-from .model import MOST_SLOTS, Combine, Edge, Finish, Missing, Own, Plan, Slot, Target, signature
+from .assembly import Sums, add, assemble, from_input, from_slot, receive, send_fed, send_own
+from .model import Edge, Finish, Missing, Plan, Slot, signature
 from .order import segments
 from .registry import Algorithm, register
 from .tiers import Tree, Unit, tree_of
 from .topology import Topology
-from .validation import check_count, check_finish, check_owners, check_topology, check_world, others
+from .validation import (
+    check_count,
+    check_finish,
+    check_owners,
+    check_slots,
+    check_topology,
+    check_world,
+    others,
+)
 
 NAME: Final = "transpose"
 GRAIN: Final = 1024
@@ -146,14 +147,14 @@ def all_reduce(
     topology = check_topology(topology, world)
     if order is not None:
         check_owners(order, world)
-    tree, scratch = tree_of(topology, rank, elements_per_packet), 0
+    tree = tree_of(topology, rank, elements_per_packet)
     if topology.is_flat:
         order = order or tuple(range(world))
         slots = _flat_slots(world, rank, order, elements, elements_per_packet, missing, finish)
     else:
         turns = None if order is None else drawn_turns(tree.root, order)
         how = (elements, elements_per_packet, turns, missing, finish)
-        slots, scratch = _slots(topology, rank, *how)
+        slots = _slots(topology, rank, *how)
     what = (world, elements, elements_per_packet, missing, order or ())
     hosts = () if topology.is_flat else topology.fields
     return assemble(
@@ -165,7 +166,6 @@ def all_reduce(
         sizes=(elements, elements),
         slots=slots,
         sign=signature("all_reduce", NAME, *what, *hosts),
-        scratch_elements=scratch,
         levels=tree.levels,
     )
 
@@ -206,41 +206,28 @@ def _slots(
     turns: tuple[int, ...] | None,
     missing: Missing,
     finish: Finish,
-) -> tuple[tuple[Slot, ...], int]:
-    """A rank's slots, and the elements of scratch memory that they take. Kept, since hosts of very
-    different sizes have many pieces and few turns: of 1 and 7 ranks, 8."""
+) -> tuple[Slot, ...]:
+    """A rank's slots. Kept, since hosts of very different sizes have many pieces and few turns: of
+    1 and 7 ranks, 8."""
     tree = tree_of(topology, rank, elements_per_packet)
     grain = GRAIN if topology.one_host else elements_per_packet
-    made = _Rank(tree, rank, shares(tree.root, elements, grain, turns), missing, finish)
-    return tuple(made.slots()), made.scratch
+    return _Rank(tree, rank, shares(tree.root, elements, grain, turns), missing, finish).slots()
 
 
-def check_slots(numbers: int) -> None:
-    if numbers > MOST_SLOTS:
-        raise ValueError(f"the plan needs {numbers} slots, wanted {MOST_SLOTS} at most")
+_Held = tuple[int, int]
+"""Sum that a rank holds for one of its units: its slot, and the first element of that."""
 
 
-class _Own(NamedTuple):
-    """A sum that a rank holds for one of its units."""
-
-    slot: int
-    offset: int
-    """First element of the slot's range in the buffer."""
-
-
-class _Rank:
+class _Rank(Sums):
     """One rank's slots. Number ``up[t] + i`` sums up piece ``i`` of the rank's unit in tier ``t``;
     ``down[t] + q`` is where piece ``q`` of all ranks is received in that tier."""
 
     def __init__(
         self, tree: Tree, rank: int, root: Shares, missing: Missing, finish: Finish
     ) -> None:
+        super().__init__()
         self.tree, self.rank, self.root = tree, rank, root
         self.missing, self.finish = missing, finish
-        self.scratch = 0
-        self.sent: list[Slot] = []
-        """Slots that wait for nothing."""
-        self.waiting: list[Slot] = []
         self.reduced: dict[int, int] = {}
         """Numbers of the slots that reduce pieces of all ranks, by piece."""
         tiers: list[tuple[Shares, ...]] = [(root,)]
@@ -256,16 +243,16 @@ class _Rank:
         check_slots(end)
         self.up, self.down = starts[: len(tiers)], starts[len(tiers) :]
 
-    def slots(self) -> list[Slot]:
+    def slots(self) -> tuple[Slot, ...]:
         """All of them, each after the one that feeds it."""
-        held: dict[int, _Own] = {}
+        held: dict[int, _Held] = {}
         for t in range(len(self.path)):
             held = self._sums(t, held)
         for q in _from_own(self.root.pieces, self.rank):
             self._copies(q)
-        return [*self.sent, *self.waiting]
+        return (*self.sent, *self.waiting)
 
-    def _sums(self, t: int, below: dict[int, _Own]) -> dict[int, _Own]:
+    def _sums(self, t: int, below: dict[int, _Held]) -> dict[int, _Held]:
         """Slots by which the rank adds up or sends on in a tier.
 
         ``below``: the sums that it holds of its part's pieces; its own input if there is none.
@@ -280,33 +267,25 @@ class _Rank:
             own = below.get(piece.inside[part])
             if len(piece.holders) > 1:
                 self._sum(t, i, piece, own)
-                own = _Own(self.up[t] + i, piece.offset)
+                own = (self.up[t] + i, piece.offset)
             if own is not None and piece.owner == self.rank:
                 held[i] = own
         return held
 
-    def _sum(self, t: int, i: int, piece: Piece, own: _Own | None) -> None:
-        number, others = self.up[t] + i, _but(self.rank, piece.holders)
-        mine: dict[str, Any] = {"own": Own.INPUT, "own_offset": piece.offset}
-        if own is not None:
-            at = piece.offset - own.offset
-            mine = {"own": Own.SLOT, "own_offset": at, "feed": own.slot}
+    def _sum(self, t: int, i: int, piece: Piece, below: _Held | None) -> None:
+        number, level = self.up[t] + i, self.tree.tiers[t].up
+        own = from_input(piece.offset)
+        if below is not None:
+            own = from_slot(below[0], piece.offset - below[1])
         if piece.owner != self.rank:
-            slots = self.sent if own is None else self.waiting
-            how: dict[str, Any] = {"target": Target.NONE, "dests": (Edge(piece.owner, number),)}
-            offset = 0
-        else:
-            slots = self.waiting
-            how = {"combine": Combine.ADD, "sources": others}
-            if self.path[t] is self.root:
-                back = tuple([Edge(peer, self.down[t] + i) for peer in others])
-                how |= {"finish": self.finish, "dests": back}
-                offset, self.reduced[i] = piece.offset, number
-            else:
-                how |= {"target": Target.SCRATCH}
-                offset, self.scratch = self.scratch, self.scratch + piece.length
-        level = self.tree.tiers[t].up
-        slots.append(Slot(number, offset, piece.length, level=level, **mine, **how))
+            self.send(number, piece.length, piece.owner, level, own)
+            return
+        others, how = _but(self.rank, piece.holders), {}
+        if self.path[t] is self.root:
+            back = tuple([Edge(peer, self.down[t] + i) for peer in others])
+            how = {"offset": piece.offset, "finish": self.finish, "dests": back}
+            self.reduced[i] = number
+        self.add(number, piece.length, others, level, own, **how)
 
     def _copies(self, q: int) -> None:
         """Receives piece ``q`` of all ranks, unless the rank reduces it, and passes it on in those

@@ -1,9 +1,7 @@
 """Plans: one rank's part in one collective, as plain data.
 
-A plan is a table of slots. A slot names a range of elements, where that range's addends come from,
-how they are combined, what is done to the result and who is sent it. Nothing here knows about
-sockets, torch or time. Two executors take the same table: the native engine and the numpy
-reference.
+A plan is a table of slots, which the native engine and the numpy reference execute alike. Nothing
+here knows about sockets, torch or time.
 
 A *packet* of a slot is ``elements_per_packet`` consecutive elements of its range (the last one may
 be shorter); how many that is, its *level* says. A packet is ready as soon as each of the slot's

@@ -1,8 +1,7 @@
 """The algorithms there are, by collective.
 
-A builder becomes an algorithm by being registered. Whatever offers or checks algorithms reads this
-table: the option ``algorithm``, ``lossycoll bench``, the runtime's plan cache, and the tests of
-plans, of the reference executor and of the engine. docs/extending.md shows how to add one.
+Whatever offers or checks algorithms reads this table: the option ``algorithm``, ``lossycoll
+bench``, the plan cache, and tests. docs/extending.md shows how to add one.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from .model import Plan
 
@@ -95,6 +94,14 @@ class Algorithm:
     relays: bool = False
 
 
+DIRECT: Final[dict[str, Any]] = {
+    "steps": lambda world: min(1, world - 1),
+    "traffic": lambda world: (world - 1) / world,
+    "default": True,
+    "direct": True,
+    "levels": True,
+}
+"""Promises of the default algorithms that take one step on a flat topology."""
 _algorithms: dict[tuple[str, str], Algorithm] = {}
 """Algorithms, by collective and name."""
 _defaults: dict[str, Algorithm] = {}

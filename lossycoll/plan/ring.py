@@ -68,7 +68,6 @@ def all_reduce(
         sizes=(elements, elements),
         slots=[*sums, *copies],
         sign=signature("all_reduce", "ring", *what),
-        scratch_elements=scratch,
     )
 
 

@@ -5,7 +5,6 @@ The same numbers as in native/sets.c; docs/parity.md has the reasons.
 
 from __future__ import annotations
 
-import bisect
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -24,7 +23,7 @@ USUAL: Final = 64
 
 @dataclass(frozen=True)
 class Code:
-    """Size of parity sets, and their number of rows."""
+    """Size of parity sets, and their number of rows. The engine fits it to each stream."""
 
     size: int = 0  # packets of a set at most, one of :data:`SIZES`; 0 for no parity
     rows: int = 0  # parity packets of a set, one of :data:`ROWS`; 0 for no parity
@@ -42,16 +41,6 @@ class Code:
     def number(self) -> int:
         """Number of the code in packets, 10 bits."""
         return SIZES.index(self.size) | ROWS.index(self.rows) << 4 if self.rows else 0
-
-    def fitted(self, n: int) -> Code:
-        """The code of the same share for a stream of ``n`` packets, whose sets may have fewer."""
-        if n == 0 or not self.rows:
-            return Code()
-        window = -(-n // -(-n // WINDOW))
-        columns = -(-window // -(-window // self.size))
-        rows = (2 * columns * self.rows + self.size) // (2 * self.size)
-        rows = ROWS[bisect.bisect_right(ROWS, rows) - 1]  # the most that a code can say
-        return Code(next(size for size in SIZES if size >= min(n, self.size)), max(1, rows))
 
 
 NO_PARITY: Final = Code()

@@ -123,28 +123,31 @@ def holder(unit: Unit, number: int) -> int:
     return unit.ranks[0]
 
 
-def number_outside(unit: Unit, part: int, rank: int) -> int:
-    """The number of ``rank``'s chunk in a part of ``unit`` that doesn't have the rank: chunks from
-    outside are counted from 0, so that they spread over the part's ranks."""
-    place, inside = unit.places[rank], unit.parts[part].ranks
-    return place - len(inside) if unit.places[inside[0]] < place else place
+def meeting(unit: Unit, source: int, number: int | None = None) -> tuple[int, ...]:
+    """``source``, and the holders of its chunk in the parts of its unit that it isn't in, from the
+    part behind its own on. ``number``: of the chunk where :func:`_outside` doesn't say it."""
+    parts = others(len(unit.parts), unit.part_of[source])
+    return (source, *[holder(unit.parts[i], _outside(unit, i, source, number)) for i in parts])
 
 
-def crossing(tree: Tree, rank: int, other: int) -> int:
-    """The tier in which two ranks are in different parts of one unit."""
-    return next(t for t, unit in enumerate(tree.path) if other in unit.places)
-
-
-def within(tree: Tree, tier: int, number: int) -> list[tuple[int, ...]]:
-    """Holders of a chunk in the parts of the rank's units, by tier below ``tier``; the unit's own
-    holder first. The highest unit holds chunk ``number``."""
+def below(tree: Tree, rank: int, source: int, number: int | None = None) -> list[tuple[int, ...]]:
+    """Holders of ``source``'s chunk in the parts of the rank's units, by tier below the one in
+    which the two ranks are in different parts of one unit; each unit's own holder first."""
+    tier = next(t for t, unit in enumerate(tree.path) if source in unit.places)
     found: list[tuple[int, ...]] = []
-    for unit in reversed(tree.path[:tier]):
-        number, at = divmod(number, len(unit.parts))
-        found.insert(0, tuple([holder(p, number) for p in unit.parts[at:] + unit.parts[:at]]))
+    if tier:
+        unit = tree.path[tier]
+        number = _outside(unit, unit.part_of[rank], source, number)
+        for unit in reversed(tree.path[:tier]):
+            number, at = divmod(number, len(unit.parts))
+            found.insert(0, tuple([holder(p, number) for p in unit.parts[at:] + unit.parts[:at]]))
     return found
 
 
-def around(parts: Sequence[Unit], first: int) -> list[tuple[int, Unit]]:
-    """All parts but ``first``, with their numbers, from the one behind it on."""
-    return [(i, parts[i]) for i in others(len(parts), first)]
+def _outside(unit: Unit, part: int, source: int, number: int | None) -> int:
+    """The number of ``source``'s chunk in a part of ``unit`` that doesn't have the rank: chunks
+    from outside are counted from 0, so that they spread over the part's ranks."""
+    if number is not None:
+        return number
+    place, inside = unit.places[source], unit.parts[part].ranks
+    return place - len(inside) if unit.places[inside[0]] < place else place

@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import index
 from typing import Final
 
-from .model import Finish
+from .model import MOST_SLOTS, Finish
 from .topology import Topology
 
 MAX_WORLD: Final = 32767
@@ -71,6 +71,11 @@ def check_finish(finish: Finish, *allowed: Finish) -> None:
     if finish not in allowed:
         names = " or ".join(f.name for f in allowed)
         raise ValueError(f"finish is {finish!r}, wanted {names}")
+
+
+def check_slots(numbers: int) -> None:
+    if numbers > MOST_SLOTS:
+        raise ValueError(f"the plan needs {numbers} slots, wanted {MOST_SLOTS} at most")
 
 
 def starts(counts: tuple[int, ...]) -> tuple[int, ...]:

@@ -342,11 +342,11 @@ class Load:
             endpoint.all_reduce(call, buffers[0], elements, DType.F32, options)
         elif name == "reduce_scatter":
             endpoint.reduce_scatter(call, buffers, chunk, DType.F32, options)
-        elif name == "broadcast":
-            endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, options)
         elif name == "barrier":
             endpoint.barrier(call, options)
-        elif name in ("gather", "scatter"):
-            getattr(endpoint, name)(call, buffers, 4 * chunk, 0, options)
+        elif name == "broadcast":
+            start = buffers[0], buffers[0]
+            endpoint.copy(name, call, start, options, max(4, nbytes), root=0)
         else:
-            getattr(endpoint, name)(call, buffers, 4 * chunk, options)
+            root = {"root": 0} if name in ("gather", "scatter") else {}
+            endpoint.copy(name, call, buffers, options, 4 * chunk, **root)

@@ -98,8 +98,8 @@ class _Alike(Endpoint):
         drawn = super()._order(choice, members, options, number, packets)
         if drawn is None or len(drawn) < self.world:
             return drawn
-        self.stride = stride_of(options.seed, GROUP, number, self._topology.n_hosts)
-        return alike(self._topology, self.stride)
+        self.stride = stride_of(options.seed, GROUP, number, self.topology.n_hosts)
+        return alike(self.topology, self.stride)
 
 
 def _endpoint(rank: int, topology: Topology, options: Options, group: Any, folds: bool) -> Endpoint:

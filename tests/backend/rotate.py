@@ -9,6 +9,7 @@ from lossycoll.backend.description import CollectiveKind, Description, Loss, Sub
 from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.backend.staging import two_buffers
 from lossycoll.backend.tensors import address, nbytes
+from lossycoll.runtime.collectives.endpoint import UNEVEN
 from lossycoll.runtime.core.call import Operation
 
 
@@ -16,10 +17,10 @@ def submit(s: Submission) -> Operation:
     """All bytes to the next rank, all bytes from the one before."""
     where, steps = s.health.where, s.description.argument
     to, source = (where.rank + steps) % where.world, (where.rank - steps) % where.world
-    send = [nbytes(s.source) if rank == to else 0 for rank in range(where.world)]
-    receive = [nbytes(s.target) if rank == source else 0 for rank in range(where.world)]
+    send = tuple(nbytes(s.source) if rank == to else 0 for rank in range(where.world))
+    receive = tuple(nbytes(s.target) if rank == source else 0 for rank in range(where.world))
     buffers = address(s.source), address(s.target)
-    return s.endpoint.exchange(s.call, buffers, send, receive, s.call_options)
+    return s.endpoint.copy(UNEVEN, s.call, buffers, s.call_options, send, receive)
 
 
 ROTATE = CollectiveKind("rotate", Loss.NEVER, two_buffers, submit=submit)

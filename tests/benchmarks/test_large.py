@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from lossycoll.plan import Plan, copies, draw_order, hierarchical, owner_count, 
 from lossycoll.plan import reduce_scatter as scatters
 from lossycoll.plan.faults import parse
 from lossycoll.plan.sets import NO_PARITY, Code
+from tests.oracle.parity import fitted
 from tests.support.network import GROUP, Network
 
 PAYLOAD, PER_PACKET, STREAM_PACKETS = 64, 16, 20
@@ -48,7 +50,7 @@ def test_collectives_are_the_engines_to_the_bit(
     """Values of every magnitude, whose sum depends on the order."""
     exchange = Exchange(
         *(world, parse(loss), PAYLOAD),
-        code=code.fitted,
+        code=partial(fitted, code),
         rounds=repair,
         order_seed=7,
         group=GROUP,

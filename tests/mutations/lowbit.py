@@ -94,7 +94,7 @@ LOWBIT = (
     mutation(
         "what leaves no host is encoded",
         "lossycoll/backend/dispatch.py",
-        "and self.endpoint.one_host:",
+        "and self.endpoint.topology.one_host:",
         "and not self.endpoint:",
         "tests/backend/test_encodings.py::test_what_is_added_up_within_a_host_is_not_rounded[aaaa]",
     ),

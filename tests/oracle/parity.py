@@ -13,7 +13,18 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from lossycoll.plan.sets import WINDOW, Code
+from lossycoll.plan.sets import NO_PARITY, ROWS, SIZES, WINDOW, Code
+
+
+def fitted(code: Code, n: int) -> Code:
+    """The code of the same share for a stream of ``n`` packets, whose sets may have fewer."""
+    if n == 0 or not code.rows:
+        return NO_PARITY
+    window = -(-n // -(-n // WINDOW))
+    columns = -(-window // -(-window // code.size))
+    rows = (2 * columns * code.rows + code.size) // (2 * code.size)
+    rows = max(1, *[each for each in ROWS if each <= rows])  # the most that a code can say
+    return Code(next(size for size in SIZES if size >= min(n, code.size)), rows)
 
 
 @dataclass(frozen=True)

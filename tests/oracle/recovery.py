@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lossycoll.plan.sets import ROWS, SIZES, SYMBOLS_MOST, WINDOW, Code
+from tests.oracle.parity import fitted
 
 ROUNDS_MOST: Final = 3
 """The most rounds of resending that are chosen."""
@@ -224,7 +225,7 @@ class _Search:
     def all(self) -> list[_Candidate]:
         ask = self.ask
         if ask.code is not None:
-            code = ask.code.fitted(self.n)
+            code = fitted(ask.code, self.n)
             return [self.measure(code, self.left_by(code), ask.rounds)]
         nothing = self.measure(NO_PARITY, self.loss, ask.rounds)
         return [nothing, *(found for size in self.sizes() for found in self.of_size(size))]
@@ -248,7 +249,7 @@ class _Search:
         if last is None or (ask.rounds is not None and last.rounds != ask.rounds):
             return None
         if ask.code is not None:
-            may = last.code == ask.code.fitted(self.n)
+            may = last.code == fitted(ask.code, self.n)
         else:
             sets = _Sets.of(last.code.size, self.n).of_stream if last.code.rows else 0
             may = last.code.size in (0, *self.sizes()) and self.allowed(sets * last.code.rows)

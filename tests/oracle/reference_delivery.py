@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lossycoll.plan.model import Level
 from lossycoll.plan.sets import NO_PARITY, Code
-from tests.oracle.parity import shape_of
+from tests.oracle.parity import fitted, shape_of
 
 Lost = Callable[[int, int, int, int, int], NDArray[np.bool_]]
 """(sender, receiver, slot number at the receiver, number of packets, round) -> lost, per packet."""
@@ -52,7 +52,7 @@ class Delivery:
         if self.rounds is None:
             return sent
         n_packets, void = len(sent), ~sent
-        code, rounds = self.code.fitted(n_packets), self.rounds
+        code, rounds = fitted(self.code, n_packets), self.rounds
         if self.chosen:
             code, rounds = self.chosen(*stream)
         shape = shape_of(code if sent.any() else NO_PARITY, n_packets)

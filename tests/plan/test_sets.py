@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lossycoll.plan.sets import ROWS, SIZES, SYMBOLS_MOST, Code, code_of_share
-from tests.oracle.parity import shape_of
+from tests.oracle.parity import fitted, shape_of
 
 CODES = [Code(size, rows) for size in SIZES for rows in ROWS[1:] if size + rows <= SYMBOLS_MOST]
 
@@ -66,13 +66,13 @@ def test_share(share: float, code: Code) -> None:
 
 
 def test_short_streams_get_the_same_share() -> None:
-    assert Code(64, 6).fitted(20) == Code(24, 2)
-    assert Code(64, 6).fitted(3) == Code(3, 1)
-    assert Code(64, 6).fitted(64) == Code(64, 6)
-    assert Code(64, 6).fitted(65) == Code(64, 3)
-    assert Code(64, 6).fitted(0) == Code().fitted(9) == Code()
+    assert fitted(Code(64, 6), 20) == Code(24, 2)
+    assert fitted(Code(64, 6), 3) == Code(3, 1)
+    assert fitted(Code(64, 6), 64) == Code(64, 6)
+    assert fitted(Code(64, 6), 65) == Code(64, 3)
+    assert fitted(Code(64, 6), 0) == fitted(Code(), 9) == Code()
     for code in CODES:
         for n in (1, 2, 7, 30, 100, 223):
-            parity = len(shape_of(code.fitted(n), n).of_parity)
+            parity = len(shape_of(fitted(code, n), n).of_parity)
             sets, share = -(-n // code.size), code.rows / code.size
             assert parity == sets or abs(parity / n - share) <= (3 + share) * sets / n

@@ -81,7 +81,6 @@ def all_reduce(
         sign=signature(
             "all_reduce", "two_levels", world, elements, between, within, missing, order
         ),
-        scratch_elements=scratch,
         levels=(Level(within, topology.within), Level(between, topology.within)),
     )
 

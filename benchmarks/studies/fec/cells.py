@@ -13,7 +13,7 @@ from lossycoll.lab import Link, Network, Port
 from lossycoll.options.fields import Options
 from lossycoll.plan.sets import Code
 from tests.oracle import recovery
-from tests.oracle.parity import shape_of
+from tests.oracle.parity import fitted, shape_of
 
 LOSSES = (0.001, 0.01, 0.05, 0.1)
 BURSTS = (1, 4)
@@ -62,11 +62,11 @@ def cells() -> Iterator[Cell]:
 
 def left(loss: float, burst: float, code: Code) -> float:
     """What a code leaves of a stream of the study."""
-    fitted = code.fitted(STREAM)
-    shape = shape_of(fitted, STREAM)
+    fits = fitted(code, STREAM)
+    shape = shape_of(fits, STREAM)
     columns = int(np.bincount(shape.of_data)[0])
     sets = int(shape.of_data[: shape.window].max()) + 1
-    return recovery.left(loss, burst, columns, fitted.rows, sets)
+    return recovery.left(loss, burst, columns, fits.rows, sets)
 
 
 def predicted(variant: str, loss: float, burst: float) -> float | None:

@@ -45,7 +45,9 @@ STEADY: Final = 256
 class Endpoint:
     """Endpoint of one rank in a group: its collectives, lost ranks, and the end.
 
-    Each method of a collective returns the submitted operation.
+    Each method of a collective returns the submitted operation. It raises the group's failure, or
+    ClosedError after the group's end; PeerLostError if it needs the data of a lost rank. Errors of
+    a plan's builder about unsupported sizes pass through.
 
     ``call`` is the issued call, with the options ``call_options``. ``buffers`` are the addresses of
     input and output; ``address`` is the address of a buffer that is both. The caller keeps them
@@ -55,10 +57,6 @@ class Endpoint:
     is a name from plan.codec. Other arguments are a ``rank``, the ``views`` of members (``agreed``:
     the last view is agreed), and the ``error`` with which this rank fails the group.
 
-    Each method raises the group's failure, or ClosedError after the group's end. Calls that need
-    the data of a lost rank raise PeerLostError. Errors of a plan's builder about unsupported sizes
-    pass through.
-
     Args:
         context: The rank's context of the group.
         timeout: Seconds for ranks that never take part.
@@ -66,6 +64,7 @@ class Endpoint:
     Attributes:
         health: Health of the group, as in ``context``.
         options: Options of the group, as in ``context``.
+        topology: Hosts and sites of the group's ranks, as in ``context``.
         operations: Operations that were submitted.
         watcher: Watcher that completes operations for which only a future waits.
         stats: Counters of the group.
@@ -84,10 +83,10 @@ class Endpoint:
         self.watcher: Final = Watcher(context, self.operations)
         self._leaving = Leaving(context, self.operations, self.watcher, self.stats)
         self.group: Final = context.number
-        self._topology = context.topology
+        self.topology = context.topology
         # Whatever the options say: the ranks of a host have got the same blocks, and so need the
         # same, as long as all calls go by tiers.
-        self._block_algorithm = AUTO if self._topology.is_flat else HIERARCHICAL
+        self._block_algorithm = AUTO if self.topology.is_flat else HIERARCHICAL
         self._engine = engine
         self.block_bytes: Final = SINGLE_PAYLOAD if engine is None else engine.link().payload_bytes
         self._estimators = Estimators(where.world, self.stats.peer)
@@ -108,11 +107,12 @@ class Endpoint:
     ) -> Operation:
         """Sum (or average) all ranks' ``elements`` at ``address``, in place."""
         options = call_options.options
+        layout = layout_of(self.block_bytes, dtype, call_options.encoding)
         with self._submitting():
             members = self._sequencer.members()
-            choice = self._algorithm("all_reduce", members, call_options)
+            choice = self._algorithm("all_reduce", members, options)
             number = self._sequencer.next
-            packets = packet_count(elements, self._layout(dtype, call_options).per_packet)
+            packets = packet_count(elements, layout.per_packet)
             order = self._order(choice, members, options, number, packets)
             means = self._estimators.means(options, members)
             how: dict[str, Any] = {
@@ -120,7 +120,7 @@ class Endpoint:
                 "missing": Missing[options.on_missing.upper()],
                 "finish": means.finish or Finish.MEAN,
             }
-            planned = self._sum_plan(members, choice, elements, dtype, call_options, **how)
+            planned = self._sum_plan(members, choice, elements, layout, call_options, **how)
             steady = order is None and not self._estimators.weigh(options)
             return self._submit(
                 planned, call, (address, address), dtype, call_options, means=means, steady=steady
@@ -140,13 +140,15 @@ class Endpoint:
         call_options: CallOptions,
     ) -> Operation:
         """Sum (or average) chunk number ``rank`` of all ranks."""
+        options = call_options.options
+        layout = layout_of(self.block_bytes, dtype, call_options.encoding)
         with self._submitting():
             members = self._sequencer.members()
-            means = self._estimators.means(call_options.options, members)
-            choice = self._algorithm("reduce_scatter", members, call_options)
-            finish = means.finish or plan_cache.finish_of_owned(choice, call_options.options)
-            planned = self._sum_plan(members, choice, elements, dtype, call_options, finish=finish)
-            steady = not self._estimators.weigh(call_options.options)
+            means = self._estimators.means(options, members)
+            choice = self._algorithm("reduce_scatter", members, options)
+            finish = means.finish or plan_cache.finish_of_owned(choice, options)
+            planned = self._sum_plan(members, choice, elements, layout, call_options, finish=finish)
+            steady = not self._estimators.weigh(options)
             return self._submit(
                 planned, call, buffers, dtype, call_options, means=means, steady=steady
             )
@@ -159,15 +161,12 @@ class Endpoint:
         dtype: DType,
         call_options: CallOptions,
     ) -> Operation:
-        """Run a reduce-scatter after which each rank knows which of its contributions were lost.
-
-        Lost blocks (packets) count as zero; the caller sends them again. They are the operation's
-        ``blocks``.
-        """
+        """Run a reduce-scatter whose ``blocks`` are the packets of this rank's contributions that
+        were lost. They count as zero; the caller sends them again."""
         with self._submitting():
             members = self._sequencer.members()
             means, result = BY_COUNT, None
-            by, hosts = choice = self._block_choice("reduce_scatter", members)
+            by, hosts = choice = self._algorithm("reduce_scatter", members)
             finish = plan_cache.finish_of_owned(choice, call_options.options)
             lossy = call_options.options.delivery == "lossy"
             if lossy:
@@ -181,9 +180,8 @@ class Endpoint:
             if hosts is not None and encoded_blocks:
                 # A site's sum is rounded anew, and no rank could say what of it is its own.
                 hosts = hosts.without_sites()
-            planned = self._sum_plan(
-                members, (by, hosts), elements, dtype, call_options, finish=finish
-            )
+            choice, layout = (by, hosts), layout_of(self.block_bytes, dtype, call_options.encoding)
+            planned = self._sum_plan(members, choice, elements, layout, call_options, finish=finish)
             blocks = Contributions(planned.plan, result)
             return self._submit(
                 planned, call, buffers, dtype, call_options, means=means, blocks=blocks
@@ -191,132 +189,37 @@ class Endpoint:
 
     # ---- copies ----
 
-    def broadcast(
-        self, call: Collective, address: int, nbytes: int, root: int, call_options: CallOptions
-    ) -> Operation:
-        """Copy ``root``'s bytes to all ranks, in place."""
-        return self._copy(
-            *("broadcast", call, (address, address), call_options, nbytes),
-            root=root,
-            fanout=self._fanout,
-        )
-
-    def all_gather(
-        self,
-        call: Collective,
-        buffers: tuple[int, int],
-        nbytes: int | tuple[int, ...],
-        call_options: CallOptions,
-    ) -> Operation:
-        """Gather every rank's bytes, one after another."""
-        return self._copy("all_gather", call, buffers, call_options, nbytes, of_all=True)
-
-    def all_gather_blocks(
-        self,
-        call: Collective,
-        buffers: tuple[int, int],
-        nbytes: int,
-        needed: NDArray[np.bool_] | None,
-        call_options: CallOptions,
-    ) -> Operation:
-        """Run an all-gather of equal chunks that records which blocks (packets) arrived.
-
-        They are the operation's ``blocks``.
-
-        Args:
-            needed: bool (world, packets), by owner: packets that are requested until they arrive.
-                None: none is.
-        """
-        with self._submitting():
-            members = self._sequencer.members()
-            choice = self._block_choice("all_gather", members)
-            layout, same = self._layout(DType.BYTES, call_options), call_options.encoding == "same"
-            per_packet = layout.per_packet if same else self.block_elements(call_options.encoding)
-            planned = self._plan(members, choice, layout.elements(nbytes), per_packet)
-            blocks = Blocks(planned.plan, needed)
-            return self._submit(planned, call, buffers, layout.dtype, call_options, blocks=blocks)
-
-    def all_to_all(
-        self, call: Collective, buffers: tuple[int, int], nbytes: int, call_options: CallOptions
-    ) -> Operation:
-        """Send each rank, and receive from each rank, the same number of bytes."""
-        return self._copy("all_to_all", call, buffers, call_options, nbytes, of_all=True)
-
-    def exchange(
-        self,
-        call: Collective,
-        buffers: tuple[int, int],
-        send: Sequence[int],
-        receive: Sequence[int],
-        call_options: CallOptions,
-    ) -> Operation:
-        """Send each rank, and receive from each rank, any number of bytes.
-
-        Agreement of both ends isn't checked.
-
-        Args:
-            send: Number of bytes to each rank.
-            receive: Number of bytes from each rank.
-        """
-        sizes = tuple(send), tuple(receive)
-        return self._copy(UNEVEN, call, buffers, call_options, *sizes, of_all=True)
-
-    def gather(
-        self,
-        call: Collective,
-        buffers: tuple[int, int],
-        nbytes: int,
-        root: int,
-        call_options: CallOptions,
-    ) -> Operation:
-        """Gather every rank's bytes at ``root``, one after another."""
-        return self._copy("gather", call, buffers, call_options, nbytes, of_all=True, root=root)
-
-    def scatter(
-        self,
-        call: Collective,
-        buffers: tuple[int, int],
-        nbytes: int,
-        root: int,
-        call_options: CallOptions,
-    ) -> Operation:
-        """Send ``root``'s chunk number r to rank r."""
-        return self._copy("scatter", call, buffers, call_options, nbytes, root=root)
-
-    def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
-        """Run a barrier, which ends on no rank before all have begun it."""
-        with self._submitting():
-            members = self._sequencer.members()
-            choice = self._algorithm("barrier", members, call_options)
-            fanout = max(self._fanout, BARRIER_FANOUT)
-            planned = self._plan(members, choice, 1, fanout=fanout)
-            return self._submit(planned, call, self._barrier_buffers, DType.F32, call_options)
-
-    def _copy(
+    def copy(
         self,
         collective: str,
         call: Collective,
         buffers: tuple[int, int],
         call_options: CallOptions,
         *nbytes: int | tuple[int, ...],
-        of_all: bool = False,
-        **options: int,
+        **root: int,
     ) -> Operation:
-        """Plans and submits what moves bytes. ``of_all``: the result has a part of every rank."""
+        """Move bytes by a collective that adds nothing up.
+
+        Args:
+            collective: Its name, one of ``lossycoll.plan.registry.COLLECTIVES``.
+            nbytes: The sizes that its builder takes, in bytes.
+            root: The same, by its name, where the builder takes one.
+        """
         asked = call_options.options
         with self._submitting():
             members = self._sequencer.members()
             if not members.complete:
-                self._need(call, members, call_options, options.get("root"), of_all)
-            layout = self._layout(DType.BYTES, call_options)
-            wire, by = call_options.encoding, options.values()
+                self._need(collective, call, members, call_options, root.get("root"))
+            layout = layout_of(self.block_bytes, DType.BYTES, call_options.encoding)
+            wire, by = call_options.encoding, root.values()
             key = (id(members), id(asked), collective, nbytes, wire, *by)
             comes_again = collective != UNEVEN
             if (kept := self._steady.get(key)) is not None:
                 planned = kept[0]
             else:
-                choice = self._algorithm(collective, members, call_options)
+                choice = self._algorithm(collective, members, call_options.options)
                 sizes = map(layout.elements, nbytes)
+                options = root | ({"fanout": self._fanout} if collective == "broadcast" else {})
                 planned = self._plan(members, choice, *sizes, layout.per_packet, **options)
                 if comes_again:
                     if len(self._steady) >= STEADY:
@@ -327,14 +230,50 @@ class Endpoint:
                 planned, call, buffers, layout.dtype, call_options, steady=comes_again
             )
 
+    def all_gather_blocks(
+        self,
+        call: Collective,
+        buffers: tuple[int, int],
+        nbytes: int,
+        needed: NDArray[np.bool_] | None,
+        call_options: CallOptions,
+    ) -> Operation:
+        """Run an all-gather of equal chunks, whose ``blocks`` are the packets that arrived.
+
+        Args:
+            needed: bool (world, packets), by owner: packets that are requested until they arrive.
+                None: none is.
+        """
+        with self._submitting():
+            members = self._sequencer.members()
+            choice = self._algorithm("all_gather", members)
+            layout = layout_of(self.block_bytes, DType.BYTES, call_options.encoding)
+            per_packet = layout.per_packet
+            if call_options.encoding != "same":
+                per_packet = self.block_elements(call_options.encoding)
+            planned = self._plan(members, choice, layout.elements(nbytes), per_packet)
+            blocks = Blocks(planned.plan, needed)
+            return self._submit(planned, call, buffers, layout.dtype, call_options, blocks=blocks)
+
+    def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
+        """Run a barrier, which ends on no rank before all have begun it."""
+        with self._submitting():
+            members = self._sequencer.members()
+            choice = self._algorithm("barrier", members, call_options.options)
+            fanout = max(self._fanout, BARRIER_FANOUT)
+            planned = self._plan(members, choice, 1, fanout=fanout)
+            return self._submit(planned, call, self._barrier_buffers, DType.F32, call_options)
+
     # ---- plans ----
 
-    def _algorithm(self, collective: str, members: Members, call_options: CallOptions) -> Choice:
-        name = plan_cache.name_of(call_options.options, self._topology)
-        return plan_cache.algorithm(collective, members, name, self._topology)
-
-    def _block_choice(self, collective: str, members: Members) -> Choice:
-        return plan_cache.algorithm(collective, members, self._block_algorithm, self._topology)
+    def _algorithm(
+        self, collective: str, members: Members, options: Options | None = None
+    ) -> Choice:
+        """``options``: of a call, except one of blocks."""
+        name = self._block_algorithm
+        if options is not None:
+            name = plan_cache.name_of(options, self.topology)
+        return plan_cache.algorithm(collective, members, name, self.topology)
 
     def _plan(self, members: Members, choice: Choice, *sizes: Any, **options: Any) -> EngineCall:
         by, topology = choice
@@ -349,12 +288,11 @@ class Endpoint:
         members: Members,
         choice: Choice,
         elements: int | tuple[int, ...],
-        dtype: DType,
+        layout: ElementLayout,
         call_options: CallOptions,
         **how: Any,
     ) -> EngineCall:
         """The plan of a reduction. ``how``: what its builder takes besides."""
-        layout = self._layout(dtype, call_options)
         per_packet, (by, topology) = layout.per_packet, choice
         if topology is not None:
             per_packet, topology = sum_layout_of(
@@ -365,21 +303,18 @@ class Endpoint:
             per_packet = plan_cache.finer(by, elements, owners, per_packet, call_options.options)
         return self._plan(members, (by, topology), elements, per_packet, **how)
 
-    def _layout(self, dtype: DType, call_options: CallOptions) -> ElementLayout:
-        return layout_of(self.block_bytes, dtype, call_options.encoding)
-
     def _need(
         self,
+        collective: str,
         call: Collective,
         members: Members,
         call_options: CallOptions,
         root: int | None,
-        of_all: bool,
     ) -> None:
         """Refuses a call that needs data of lost ranks: its root's, or of every rank; on all ranks
         alike."""
-        reduces = call_options.among is not None
-        exact = of_all and not reduces and call_options.options.delivery == "reliable"
+        of_all = collective not in ("broadcast", "scatter") and call_options.among is None
+        exact = of_all and call_options.options.delivery == "reliable"
         missed = (root,) if root in members.lost else members.lost if exact else ()
         if missed:
             names = " and ".join(self.health.where.peer(rank) for rank in missed)
@@ -393,35 +328,16 @@ class Endpoint:
     # ---- what others ask of it ----
 
     @property
-    def one_host(self) -> bool:
-        """True if no packet leaves a host."""
-        return self._topology.one_host
-
-    @property
-    def host_each(self) -> bool:
-        """True if each rank counts as a host of its own."""
-        return len(set(self._topology.hosts)) == self.world
-
-    @property
     def wakers(self) -> Wakers:
         """Wakers for the gates of the endpoint's operations."""
         assert self._engine is not None
         return self._engine.wakers
 
-    @property
-    def timeout(self) -> float:
-        """Seconds for ranks that never take part."""
-        return self.operations.timeout
-
-    @timeout.setter
-    def timeout(self, seconds: float) -> None:
-        self.operations.timeout = seconds
-
     def block_elements(self, encoding: str) -> int:
         """Return the number of float32 elements that one block (packet) carries, so encoded."""
-        encoding = "same" if self._topology.one_host else encoding
+        encoding = "same" if self.topology.one_host else encoding
         layout = layout_of(self.block_bytes, DType.F32, encoding)
-        return sum_layout_of(layout, self.block_bytes, encoding, self._topology)[0]
+        return sum_layout_of(layout, self.block_bytes, encoding, self.topology)[0]
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
         """Return the number of packets for ``nbytes`` bytes, of float32 if they are encoded."""

@@ -42,15 +42,20 @@ MAKES_UP: Final = (
     "keep DDP's replicas together by lossycoll.DriftBound(model, optimizer), or bring packets back "
     "by Options(max_missing='1%')"
 )
+OVERFLOW: Final = (
+    "this rank's receive buffer was full; raise it (sysctl net.core.rmem_max, and "
+    "LOSSYCOLL_SOCKET_BUFFER if that is set; for a port of RDMA, whose users are all counted, "
+    "ulimit -l) or lower LOSSYCOLL_MTU"
+)
+STRANGERS: Final = (
+    "or changed on their way, and dropped: somebody without the secret sends to this rank, or "
+    "ranks of an earlier job still run"
+)
 
 
 class DeadLinks:
-    """Counts what is missing since a link is dead, which no method against loss brings back.
-
-    Attributes:
-        missing: Packets.
-        unsure: Missing packets of the last look, of links that may prove to be dead at the next.
-    """
+    """Counts packets ``missing`` since a link is dead, which no method against loss brings back.
+    ``unsure``: those of the last look, of links that may prove to be dead at the next."""
 
     def __init__(self) -> None:
         self.missing = 0
@@ -140,28 +145,28 @@ class GroupStats:
                 self._dead_links.look(peers)
             except ClosedError:
                 return out
-            self._warn_of_missing(sums)
-            self._warn_of_overflow(sums.socket_overflow)
-            self._warn_of_strangers(sums.forged)
-            self._warn_of_promise(sums)
+            self._warn(sums)
             out |= {name: getattr(sums, name) for name in SHARED_STATS}
             out["missing_at_dead_links"] = self._dead_links.missing
         return out
 
-    def _warn_of_missing(self, sums: EngineStats) -> None:
-        """By one rank of each machine."""
+    def _warn(self, sums: EngineStats) -> None:
+        """Warns once of each fault that the figures show; of much that is missing, by one rank of
+        each machine."""
         at_dead_links = self._dead_links.missing + self._dead_links.unsure
-        text = self._missing(
-            "at this rank so far", sums.packets_missing, sums.packets_received, at_dead_links
-        )
-        if text and self._speaks() and self._is_first("missing"):
-            log.warning("%s: %s", self._where, text)
-
-    def _is_first(self, warning: str) -> bool:
-        """True the first time that a warning is to be given."""
-        given = warning in self._said
-        self._said.add(warning)
-        return not given
+        missing = sums.packets_missing, sums.packets_received, at_dead_links
+        texts = {
+            "missing": self._speaks() and self._missing("at this rank so far", *missing),
+            "overflow": sums.socket_overflow
+            and f"the kernel dropped {sums.socket_overflow} packets so far since {OVERFLOW}",
+            "forged": sums.forged
+            and f"{sums.forged} datagrams so far were sealed with another key, {STRANGERS}",
+            "promise": self._broken_promise(sums),
+        }
+        for name, text in texts.items():
+            if text and name not in self._said:
+                self._said.add(name)
+                log.warning("%s: %s", self._where, text)
 
     def _speaks(self) -> bool:
         """True if no lower rank of the group is on this machine, by its address."""
@@ -199,29 +204,6 @@ class GroupStats:
             f"replicas drift apart; {MAKES_UP}"
         )
 
-    def _warn_of_overflow(self, packets: int) -> None:
-        """Of loss that nobody asked for, and that a larger buffer would prevent."""
-        if packets > 0 and self._is_first("overflow"):
-            log.warning(
-                "%s: the kernel dropped %d packets so far since this rank's receive buffer was "
-                "full; raise it (sysctl net.core.rmem_max, and LOSSYCOLL_SOCKET_BUFFER if that is "
-                "set; for a port of RDMA, whose users are all counted, ulimit -l) or lower "
-                "LOSSYCOLL_MTU",
-                self._where,
-                packets,
-            )
-
-    def _warn_of_strangers(self, datagrams: int) -> None:
-        """Of datagrams from somebody who hasn't the key."""
-        if datagrams > 0 and self._is_first("strangers"):
-            log.warning(
-                "%s: %d datagrams so far were sealed with another key, or changed on their way, "
-                "and dropped: somebody without the secret sends to this rank, or ranks of an "
-                "earlier job still run",
-                self._where,
-                datagrams,
-            )
-
     def promise(self, options: Options, by: str) -> None:
         """A lossy call with these options is to give the same bits in each run."""
         if options in self._promised or self._engine is None:
@@ -230,24 +212,20 @@ class GroupStats:
             self._at_promise = self._engine.stats()
         self._promised[options] = by
 
-    def _warn_of_promise(self, sums: EngineStats) -> None:
-        """Of missing packets that aren't those that another run lacks."""
+    def _broken_promise(self, sums: EngineStats) -> str:
+        """A sentence on missing packets that aren't those that another run lacks; empty: none."""
         before, promised = self._at_promise, dict(self._promised)
         if before is None:
-            return
+            return ""
         missing = sums.packets_missing - before.packets_missing
         late = sums.deadline_hits > before.deadline_hits
         by = next((by for one, by in promised.items() if missing and (late or _differs(one))), "")
-        if by and self._is_first("promise"):
-            log.warning(
-                "%s: %s can't be kept in lossy calls: %d packets are missing here so far, and in "
-                "another run others will be. Sums are in the order of ranks, but of what came; "
-                "delivery='reliable', or lossycoll.reliable() around a call, loses nothing "
-                "(the page Engine reference)",
-                self._where,
-                by,
-                missing,
-            )
+        return by and (
+            f"{by} can't be kept in lossy calls: {missing} packets are missing here so far, and in "
+            "another run others will be. Sums are in the order of ranks, but of what came; "
+            "delivery='reliable', or lossycoll.reliable() around a call, loses nothing (the page "
+            "Engine reference)"
+        )
 
 
 def _differs(options: Options) -> bool:

@@ -187,14 +187,9 @@ REAP_FROM: Final = 8
 class Operations:
     """Operations that were submitted and aren't released yet.
 
-    ``timeout``: seconds for ranks that never take part.
-
-    Attributes:
-        timeout: The same; it may change.
-        sequencer: Who may submit, and for which ranks.
-        unfinished: By ticket, those whose tickets the engine still holds.
-        any_ended: Whether one has ended here.
-        first_failed: Number of the first call of which one failed; None before that.
+    ``timeout``: seconds for ranks that never take part; it may change. ``unfinished``: by ticket,
+    those whose tickets the engine still holds. ``first_failed``: number of the first call of which
+    one failed; None before that.
     """
 
     def __init__(self, context: GroupContext, timeout: float) -> None:
@@ -205,7 +200,8 @@ class Operations:
         if self._engine is not None:  # in a world of one nothing is waited for
             self.wait_ticket: Callable[[int, float], int] = self._engine.wait
         self._tracing = log.isEnabledFor(logging.DEBUG)
-        self._watched = False
+        self.watched = False
+        """Whether somebody collects the tickets that the engine names when they are done."""
         self.timeout = timeout
         self.sequencer: Final = Sequencer(self._where.rank, self._where.world, context.check_sound)
         self.unfinished: Final[dict[int, Operation]] = {}
@@ -250,7 +246,7 @@ class Operations:
         reliable = call_options.options.delivery == "reliable"
         operation.exact, operation.blocks = reliable and means is None, blocks
         # Until the watcher runs, nobody would collect the finished ticket.
-        operation.notify = call_options.future and self._watched
+        operation.notify = call_options.future and self.watched
         estimator = "" if reliable else blocks.meaning if blocks else call_options.options.estimator
         scale = 1.0 if call_options.mean else float(self._where.world)
         try:
@@ -286,7 +282,7 @@ class Operations:
         """Issues and submits a call like one before; None: it isn't, and nothing was done."""
         engine, sequencer, future = self._engine, self.sequencer, steady.call_options.future
         assert engine is not None
-        if steady.group_timeout != self.timeout or steady.notify != (future and self._watched):
+        if steady.group_timeout != self.timeout or steady.notify != (future and self.watched):
             return None
         self._health.admit(call)  # before the lock, which a forked child may never get
         if len(self.unfinished) >= REAP_FROM:
@@ -319,16 +315,6 @@ class Operations:
         for operation in list(self.unfinished.values()):
             if not operation.poll():
                 return
-
-    def notify_futures(self) -> None:
-        """From now on somebody collects the tickets that the engine names when they are done."""
-        self._watched = True
-
-    def await_noted(self, ticket: int) -> Operation:
-        """Wait for a ticket's operation: it may end before the submitting thread has noted it."""
-        while (found := self.unfinished.get(ticket)) is None:
-            time.sleep(0.0001)
-        return found
 
     # ---- what an operation asks for (core/call.py's Submitter) ----
 

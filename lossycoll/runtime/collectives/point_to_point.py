@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.runtime.core.call import CallOptions, Collective, Operation, Submitter
+from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Code, Where, error_of, type_number
 from lossycoll.runtime.world.group_state import Health
@@ -26,19 +26,8 @@ class Transfer(Operation):
 
     __slots__ = ("is_send", "peer")
 
-    def __init__(
-        self,
-        messages: Submitter,
-        call: Collective,
-        call_options: CallOptions,
-        timeout: float,
-        *,
-        is_send: bool,
-        peer: int | None,
-    ) -> None:
-        super().__init__(messages, call, call_options, timeout)
-        self.is_send = is_send
-        self.peer = peer
+    is_send: bool
+    peer: int | None
 
 
 FLUSH_SECONDS: Final = 5.0
@@ -56,7 +45,7 @@ class Tolerance(NamedTuple):
 
 
 class Messages:
-    """One rank's end. Sends and receives, then ``flush`` and ``close``. ``group_failure``: the
+    """One rank's end: ``post``, then ``flush`` and ``close``. ``group_failure``: the
     group's failure as the given call meets it; None if it has none."""
 
     def __init__(
@@ -78,26 +67,7 @@ class Messages:
 
     # ---- sends and receives ----
 
-    def send(
-        self,
-        call: Collective,
-        address: int,
-        element_bytes: int,
-        peer: int,
-        tag: int,
-        *,
-        keep: object,
-        timeout: float,
-        tolerance: Tolerance | None = None,
-    ) -> Transfer:
-        """Sends what lies at ``address`` to rank ``peer``. Done when it may change again. ``call``
-        has type and number of the elements, ``keep`` owns the memory. PeerLostError: that rank is
-        known to be gone."""
-        call_options = CallOptions(self._options, keep=keep)
-        transfer = Transfer(self, call, call_options, timeout, is_send=True, peer=peer)
-        return self._post(transfer, address, element_bytes, tag, tolerance)
-
-    def receive(
+    def post(
         self,
         call: Collective,
         address: int,
@@ -105,40 +75,39 @@ class Messages:
         peer: int | None,
         tag: int,
         *,
+        is_send: bool,
         keep: object,
         timeout: float,
         finish: Callable[[], None] | None = None,
         tolerance: Tolerance | None = None,
     ) -> Transfer:
-        """Fills the memory with the next message of ``tag`` from ``peer`` (None: from any rank).
-        ``finish`` runs when all has arrived, before the receive counts as done."""
-        call_options = CallOptions(self._options, keep=keep, epilogue=finish)
-        transfer = Transfer(self, call, call_options, timeout, is_send=False, peer=peer)
-        return self._post(transfer, address, element_bytes, tag, tolerance)
+        """Sends what lies at ``address`` to rank ``peer``, or fills it with the next message of
+        ``tag`` from there (None: from any rank).
 
-    def _post(
-        self,
-        transfer: Transfer,
-        address: int,
-        element_bytes: int,
-        tag: int,
-        tolerance: Tolerance | None,
-    ) -> Transfer:
-        call = transfer.call
-        self._check_peer(transfer)
+        Done when the memory may change again, and all has arrived. ``call`` has type and number of
+        the elements, ``keep`` owns the memory. ``finish`` runs before a receive counts as done.
+        PeerLostError: that rank is known to be gone.
+        """
+        call_options = CallOptions(self._options, keep=keep, epilogue=finish)
+        transfer = Transfer(self, call, call_options, timeout)
+        transfer.is_send, transfer.peer = is_send, peer
+        # What a rank sent before it left may still be received.
+        needed = peer if is_send or peer in self._health.lost else None
+        if needed is not None and (gone := self._gone(needed)) is not None:
+            raise gone.again(call.numbered)
         if len(self._transfers) >= REAP_FROM:
             self._reap()
         try:
             self._engine.post(
                 transfer,
                 address,
-                transfer.timeout,
+                timeout,
                 elements=call.elements,
                 element_bytes=element_bytes,
                 type=type_number(str(call.dtype).removeprefix("torch.")),
                 tag=tag,
-                peer=-1 if transfer.peer is None else transfer.peer,
-                receive=not transfer.is_send,
+                peer=-1 if peer is None else peer,
+                receive=not is_send,
                 lossy=tolerance is not None,
                 repair=tolerance.repair if tolerance else 0,
                 zero=tolerance is not None and tolerance.zero,
@@ -153,17 +122,10 @@ class Messages:
             transfer.complete()
         return transfer
 
-    def _check_peer(self, transfer: Transfer) -> None:
-        """Raises if the rank is gone. What it sent before it left may still be received."""
-        if transfer.peer is None:
-            return
-        health, gone = self._health, None
-        if transfer.peer in health.lost:
-            gone = health.lost_error(transfer.peer)
-        elif transfer.is_send:
-            gone = health.left(transfer.peer)
-        if gone is not None:
-            raise gone.again(transfer.call.numbered)
+    def _gone(self, rank: int) -> LossyError | None:
+        """Why a rank is gone, if it is."""
+        health = self._health
+        return health.lost_error(rank) if rank in health.lost else health.left(rank)
 
     def _reap(self) -> None:
         """Completes transfers whose works were dropped without a wait, oldest first."""
@@ -198,20 +160,12 @@ class Messages:
         # A rank may have left because the group had failed: then that is the reason.
         if (group := self._group_failure(operation.call)) is not None:
             return group
-        if failure.code == Code.PEER:
-            return self._gone(operation)
-        return error_of(failure, self.where(operation))
-
-    def _gone(self, transfer: Transfer) -> LossyError:
-        """Why the transfer's rank can't serve it; of a receive from any: the first of them."""
-        health = self._health
-        ranks = range(health.where.world) if transfer.peer is None else [transfer.peer]
-        for rank in ranks:
-            if rank in health.lost:
-                return health.lost_error(rank)
-            if (left := health.left(rank)) is not None:
-                return left
-        return PeerLostError(f"{self.where(transfer)}: the other rank is gone", peer=transfer.peer)
+        where, peer = self.where(operation), operation.peer
+        if failure.code == Code.PEER:  # of a receive from any: the first of them
+            ranks = range(where.world) if peer is None else [peer]
+            found = next(filter(None, map(self._gone, ranks)), None)
+            return found or PeerLostError(f"{where}: the other rank is gone", peer=peer)
+        return error_of(failure, where)
 
     def release(self, operation: Operation) -> None:
         if operation.ticket and self._transfers.pop(operation.ticket, None) is not None:

@@ -71,7 +71,10 @@ class Watcher:
         """Completes what the engine has named; in the thread."""
         with self._working():
             if not self._ended:
-                found = self._asked_for.pop(ticket, None) or self._operations.await_noted(ticket)
+                found, noted = self._asked_for.pop(ticket, None), self._operations.unfinished
+                # It may end before the submitting thread has noted it.
+                while found is None and (found := noted.get(ticket)) is None:
+                    time.sleep(0.0001)
                 found.handed_over()
 
     def ask_about_all(self, now: float) -> None:
@@ -97,7 +100,7 @@ class Watcher:
             if self._started or self._engine is None or self._health.closed:
                 return
             self._started = True
-            self._operations.notify_futures()
+            self._operations.watched = True
             watching().add(self._engine.owner, self)
 
 

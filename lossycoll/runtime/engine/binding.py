@@ -351,10 +351,7 @@ class EngineGroup:
 
     def failure(self) -> Failure:
         """Why the group takes no operation any more (code 0: it does)."""
-        failure = ffi.new("lc_failure *")
-        with self._use:
-            lib.lc_group_failure(self._handle, failure)
-        return failure_of(failure)
+        return failure_of(self._told("lc_failure *", lib.lc_group_failure))
 
     def arrived(self, ticket: int, slot: int, peer: int, n_packets: int) -> NDArray[np.bool_]:
         """Mask of a stream's packets that arrived, by its slot number here, of an operation that is
@@ -420,23 +417,22 @@ class EngineGroup:
             lib.lc_group_peer_dead(self._handle, peer)
 
     def stats(self) -> EngineStats:
-        c = ffi.new("lc_stats *")
-        with self._use:
-            lib.lc_group_stats(self._handle, c)
-        return data_of(EngineStats, c)
+        return data_of(EngineStats, self._told("lc_stats *", lib.lc_group_stats))
 
     def peer_stats(self, peer: int) -> PeerStats:
-        c = ffi.new("lc_peer_stats *")
-        with self._use:
-            lib.lc_group_peer_stats(self._handle, peer, c)
+        c = self._told("lc_peer_stats *", lib.lc_group_peer_stats, peer)
         return data_of(PeerStats, c, rank=peer, address=self._where.addresses[peer])
 
     def last_report(self) -> Report:
         """The operation that ended last; zeros before the first."""
-        c = ffi.new("lc_report *")
+        return data_of(Report, self._told("lc_report *", lib.lc_group_last_report))
+
+    def _told(self, kind: str, tell: Any, *of: int) -> Any:
+        """A struct that the engine fills."""
+        c = ffi.new(kind)
         with self._use:
-            lib.lc_group_last_report(self._handle, c)
-        return data_of(Report, c)
+            tell(self._handle, *of, c)
+        return c
 
     def event(self) -> LinkEvent | None:
         """The oldest event of the host's link that nobody has taken, if there is one."""

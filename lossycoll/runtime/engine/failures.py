@@ -155,10 +155,6 @@ def type_number(name: str) -> int:
     return 1 << 31 | zlib.crc32(name.encode())
 
 
-def type_name(number: int) -> str:
-    return ELEMENT_TYPES[number] if number < len(ELEMENT_TYPES) else f"type {number:#x}"
-
-
 def error_of(failure: Failure, where: Where) -> LossyError:
     """The typed error that belongs to an engine failure (``failure.code`` < 0)."""
     code = failure.code
@@ -283,7 +279,9 @@ def _message_error(failure: Failure, where: Where) -> LossyError:
 
 
 def _message(said: tuple[int, int, int]) -> tuple[int, int, str]:
-    return said[0], said[1], type_name(said[2])
+    tag, elements, number = said
+    known = number < len(ELEMENT_TYPES)
+    return tag, elements, ELEMENT_TYPES[number] if known else f"type {number:#x}"
 
 
 def _difference(failure: Failure) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import math
 import os
 import socket
@@ -12,7 +13,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from lossycoll._native import ffi, lib
 from lossycoll.errors import ClosedError, no_udp_port
@@ -25,7 +26,6 @@ from lossycoll.runtime.keys.aead import CIPHERS
 from .failures import Failure, Where, error_of, place_text
 from .gates import Wakers
 from .link_events import LinkEvent, LinkEventKind
-from .out_of_band import OutOfBand
 from .payload import SHARED_PAYLOAD
 from .reports import LinkInfo, data_of
 from .status_page import Job, StatusPage
@@ -36,6 +36,12 @@ HOST_OPTIONS: Final = tuple(entry.name for entry in fields(Options) if row(entry
 
 SHARED_LINK: Final = 1
 """The number of the link of shared memory; the socket's is 0."""
+MOST_OUT_OF_BAND: Final[int] = lib.LC_OOB_BYTES
+"""Bytes of an out-of-band datagram."""
+MARK: Final = b"OOBD"
+"""First bytes of each."""
+Address: TypeAlias = tuple[str, int]
+"""Numeric host, and port."""
 
 
 class Host:
@@ -352,6 +358,50 @@ class Host:
             lib.lc_host_close(handle)
             if self._page is not None:
                 self._page.close()
+
+
+class OutOfBand:
+    """Out-of-band datagrams by a host's socket, of which the engine believes nothing.
+
+    A user that wants the engine's reflexive address, or to open a route through a NAT, has to send
+    from this socket. Any thread may call.
+    """
+
+    def __init__(self, handle: Any, descriptor: int) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._datagram = ffi.new("lc_oob_datagram *")
+        self.descriptor = descriptor
+
+    def say(self, place: Address, data: bytes) -> bool:
+        """Sends one datagram; False where the system took nothing. A sent one may be lost later."""
+        host = ffi.new("char[]", place[0].encode())
+        address = ffi.new("lc_address *", {"host": host, "port": place[1]})
+        with self._lock:
+            if self._handle == ffi.NULL:
+                return False
+            return bool(lib.lc_host_say(self._handle, address, data, len(data)) == 0)
+
+    def heard(self) -> tuple[Address, bytes] | None:
+        """The oldest one that has come, and where from; None: there is none."""
+        with self._lock:
+            found = self._datagram
+            if self._handle == ffi.NULL or not lib.lc_host_heard(self._handle, found):
+                return None
+            address = ipaddress.IPv6Address(bytes(found.address))
+            host = str(address.ipv4_mapped or address)
+            return (host, int(found.port)), bytes(ffi.buffer(found.data, found.length))
+
+    @property
+    def dropped(self) -> int:
+        """Number of datagrams that were too long, or found no room."""
+        with self._lock:
+            return 0 if self._handle == ffi.NULL else int(lib.lc_host_oob_dropped(self._handle))
+
+    def close(self) -> None:
+        """Before the host is closed. Idempotent."""
+        with self._lock:
+            self._handle = ffi.NULL
 
 
 _closed_in_children: Final[weakref.WeakSet[socket.socket]] = weakref.WeakSet()

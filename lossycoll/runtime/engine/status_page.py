@@ -1,12 +1,11 @@
 """A process's status page: made for the engine to write, and read by anybody of the same user.
 
-The engine writes it (native/page.c), with no help of Python, so it can be read while Python holds
-the GIL, while calls hang, while the process is stopped, and after it was killed. Times in it are
-by CLOCK_MONOTONIC, which all processes of a machine share.
+The engine writes it (native/page.c), with no help of Python, so it can be read while calls hang,
+while the process is stopped, and after it was killed. Times in it are by CLOCK_MONOTONIC.
 
-Pages are in a folder of this user alone, in memory where there is some. Whoever else could write
-there could lie to the user, and whoever else could read there would learn what the job does. So a
-folder of another owner, of a wider mode, or by a link is refused.
+Pages are in a folder of this user alone, in memory where there is some. Others could lie to the
+user, or learn what the job does: a folder of another owner, of a wider mode, or by a link is
+refused.
 """
 
 from __future__ import annotations
@@ -138,12 +137,8 @@ class Job:
 
 
 class StatusPage:
-    """This process's page as a file, for the engine to map. ``close`` removes it.
-
-    Attributes:
-        path: Of the page.
-        file: Its descriptor; CLOSED once the engine has mapped it.
-    """
+    """This process's page as a file, for the engine to map. ``close`` removes it. ``file``: its
+    descriptor; CLOSED once the engine has mapped it."""
 
     def __init__(self, process: int, job: Job) -> None:
         where = make_folder()
@@ -217,13 +212,8 @@ def _remove_old(where: Path) -> None:
 
 
 def pages(session: int | None = None, *, calls: bool = False) -> list[Record]:
-    """Records of this user's processes on this machine, of one job or of all.
-
-    Pages that are damaged or unreadable are left out, as are those of jobs that ended long ago,
-    which are removed.
-
-    ``session``: the job's; None: of all.
-    """
+    """Records of this user's processes on this machine, of the job ``session`` or of all. Without
+    damaged pages, and those of jobs that ended long ago, which are removed."""
     where = folder()
     try:
         check_folder(where)

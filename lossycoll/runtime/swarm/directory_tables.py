@@ -202,7 +202,7 @@ class Placement:
             self._at[peer.cell] = peer
 
     def row_of(self, cell: int, axis: int) -> GridRow:
-        return GridRow(axis, self.grid.first(cell, axis))
+        return GridRow(axis, self.grid.row(cell, axis))
 
     def rows_of(self, cell: int) -> list[GridRow]:
         return [self.row_of(cell, axis) for axis in range(len(self.grid.shape))]

@@ -28,7 +28,7 @@ from enum import IntEnum
 from typing import Final, TypeAlias
 
 from lossycoll.runtime.control.schema import Address, Malformed
-from lossycoll.runtime.engine.out_of_band import MARK
+from lossycoll.runtime.engine.host import MARK
 from lossycoll.runtime.keys.secret import Secret
 
 from .protocol import MOST_PEERS, Member

@@ -17,7 +17,7 @@ from typing import Final
 
 from lossycoll.errors import ClosedError
 from lossycoll.runtime.control.schema import Address, Malformed
-from lossycoll.runtime.engine.out_of_band import OutOfBand
+from lossycoll.runtime.engine.host import OutOfBand
 
 from .ice_agent import (
     DIRECTORY,

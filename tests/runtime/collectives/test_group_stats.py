@@ -29,7 +29,7 @@ def stats_of(options: Options, rank: int = 0) -> GroupStats:
 def test_much_that_is_missing_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     stats = stats_of(Options())
     for missing, received in ((99, 100), (101, 10_100), (200, 1800), (300, 1700)):
-        stats._warn_of_missing(
+        stats._warn(
             EngineStats(packets_missing=missing, packets_received=received),
         )
     (record,) = caplog.records
@@ -43,13 +43,13 @@ def test_what_is_made_up_for_or_another_ranks_to_say_is_not_warned_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     much = EngineStats(packets_missing=500, packets_received=500)
-    stats_of(Options(max_missing=0.05))._warn_of_missing(much)
+    stats_of(Options(max_missing=0.05))._warn(much)
     driftless = stats_of(Options())
     driftless.made_up_for = True
-    driftless._warn_of_missing(much)
-    stats_of(Options(), rank=1)._warn_of_missing(much)
+    driftless._warn(much)
+    stats_of(Options(), rank=1)._warn(much)
     assert caplog.records == []
-    stats_of(Options(), rank=2)._warn_of_missing(much)
+    stats_of(Options(), rank=2)._warn(much)
     assert len(caplog.records) == 1
 
 
@@ -58,7 +58,7 @@ def test_overflow_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     context = GroupContext(health, Options(), 0, None, None, Topology.flat(4))
     stats = GroupStats(context, Operations(context, timeout=1.0))
     for packets in (0, 7, 9):
-        stats._warn_of_overflow(packets)
+        stats._warn(EngineStats(socket_overflow=packets))
     (record,) = caplog.records
     assert "rank 1/4: the kernel dropped 7 packets" in record.getMessage()
     assert "net.core.rmem_max" in record.getMessage()

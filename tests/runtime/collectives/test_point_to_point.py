@@ -59,19 +59,25 @@ class End:
         return self.health.failure
 
     def send(self, data: bytes, to: int, tag: int = 0, timeout: float = 30.0) -> Transfer:
-        call = Collective(f"send to {to}", "uint8", len(data), f"tag {tag}")
-        view = np.frombuffer(bytearray(data or b"-"), np.uint8)
-        where = view.ctypes.data
-        return self.messages.send(call, where, 1, to, tag, keep=view, timeout=timeout)
+        return self._post(f"send to {to}", bytearray(data), to, tag, timeout)
 
     def receive(
         self, into: bytearray, source: int | None, tag: int = 0, timeout: float = 30.0
     ) -> Transfer:
         name = "receive" if source is None else f"receive from {source}"
-        call = Collective(name, "uint8", len(into), f"tag {tag}")
-        view = np.frombuffer(into or bytearray(1), np.uint8)
-        where = view.ctypes.data
-        return self.messages.receive(call, where, 1, source, tag, keep=view, timeout=timeout)
+        return self._post(name, into, source, tag, timeout)
+
+    def _post(
+        self, name: str, data: bytearray, peer: int | None, tag: int, timeout: float
+    ) -> Transfer:
+        call = Collective(name, "uint8", len(data), f"tag {tag}")
+        view = np.frombuffer(data or bytearray(1), np.uint8)
+        return self.messages.post(
+            *(call, view.ctypes.data, 1, peer, tag),
+            is_send=name.startswith("send"),
+            keep=view,
+            timeout=timeout,
+        )
 
     def until_heard(self) -> None:
         """All that was sent has met nothing or its receive: an announcement too, since messages

@@ -46,10 +46,9 @@ class End:
 
     def post(self, name: str) -> Any:
         call = Collective(f"{name} 0", "uint8", ELEMENTS, "tag 0")
-        how = self.messages.send if name == "send to" else self.messages.receive
-        where = self.data.ctypes.data
-        peer = 1 - self.endpoint.rank
-        return how(call, where, 1, peer, 0, keep=self.data, timeout=60.0)
+        message = call, self.data.ctypes.data, 1, 1 - self.endpoint.rank, 0
+        is_send = name == "send to"
+        return self.messages.post(*message, is_send=is_send, keep=self.data, timeout=60.0)
 
     def close(self) -> None:
         self.endpoint.close()

@@ -10,8 +10,7 @@ import pytest
 
 from lossycoll.errors import EngineError
 from lossycoll.options.fields import Options
-from lossycoll.runtime.engine.host import Host
-from lossycoll.runtime.engine.out_of_band import MARK, MOST_BYTES, OutOfBand
+from lossycoll.runtime.engine.host import MARK, MOST_OUT_OF_BAND, Host, OutOfBand
 from lossycoll.runtime.keys.secret import Secret
 from tests.support.waiting import until
 
@@ -44,7 +43,7 @@ def test_they_come_and_go_by_the_engines_socket(sealed: bool, stranger: socket.s
     assert select.select([out_of_band.descriptor], [], [], 10)[0]
     assert out_of_band.heard() == (stranger.getsockname(), MARK + b"yes")
     assert out_of_band.heard() is None
-    stranger.sendto(MARK + bytes(MOST_BYTES), own)
+    stranger.sendto(MARK + bytes(MOST_OUT_OF_BAND), own)
     until(lambda: out_of_band.dropped == 1)
     host.close()
 
@@ -53,7 +52,7 @@ def test_what_can_not_be_said(stranger: socket.socket) -> None:
     host, out_of_band, _ = opened()
     to = stranger.getsockname()
     assert not out_of_band.say(to, b"no mark")
-    assert not out_of_band.say(to, MARK + bytes(MOST_BYTES))
+    assert not out_of_band.say(to, MARK + bytes(MOST_OUT_OF_BAND))
     assert not out_of_band.say(("::1", to[1]), MARK)
     assert not out_of_band.say(("somewhere", to[1]), MARK)
     with pytest.raises(EngineError):

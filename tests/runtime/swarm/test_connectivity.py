@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lossycoll.runtime.control.schema import Malformed
-from lossycoll.runtime.engine.out_of_band import MARK, MOST_BYTES
+from lossycoll.runtime.engine.host import MARK, MOST_OUT_OF_BAND
 from lossycoll.runtime.keys.secret import Secret
 from lossycoll.runtime.swarm.ice_agent import (
     CONNECTIVITY_BYTES,
@@ -46,7 +46,7 @@ def test_incarnations_of_one_process_differ() -> None:
 def test_there_and_back(message: ConnectivityMessage) -> None:
     packed = pack(message, KEY)
     assert unpack(packed, KEY) == message
-    assert len(packed) == CONNECTIVITY_BYTES <= MOST_BYTES
+    assert len(packed) == CONNECTIVITY_BYTES <= MOST_OUT_OF_BAND
     assert packed.startswith(MARK)
 
 

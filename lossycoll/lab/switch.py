@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 
 from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
-from . import tcp
+from . import leftovers, tcp
 from .counters import Counters, HostCounts, LinkCounts, PortCounts, QueueCounts
 from .job import HERE, own_process, spawn
 from .network import Link, Network, Port, queue_bytes
@@ -64,7 +64,8 @@ class Switch:
         inherited = (memory, lifeline, readied)
         try:
             self._process = spawn(
-                [*own_process("switch"), *map(str, inherited)],
+                # Its name is there for whoever looks for leftovers.
+                [*own_process("switch"), *map(str, inherited), environment[leftovers.MARK]],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 env=environment,

@@ -19,7 +19,7 @@ from ..errors import LabError, LabPermissionError
 from . import leftovers, tcp
 from .counters import Counters, HostCounts, LinkCounts, PortCounts, QueueCounts
 from .job import HERE, own_process, spawn
-from .network import Link, Network, Port, queue_bytes
+from .network import Network, link_fields, port_fields
 
 WIDTH: Final[int] = lib.LAB_HOSTS
 NETWORK: Final = 10 << 24 | 77 << 16
@@ -161,34 +161,15 @@ class Switch:
 
 def _write(shared: Any, network: Network) -> None:
     """Writes the tables of ``network`` into a lab_shared."""
+    mtu = network.mtu
     shared.congestion = (network.congestion or "").encode()
     for host in range(network.total_hosts):
         shared.site_of[host] = network.site_of(host)
-        _write_port(shared.up[host], shared.down[host], network.port_of(host), network.mtu)
+        shared.up[host], shared.down[host] = port_fields(network.port_of(host), mtu)
     for site in range(network.sites):
-        _write_port(shared.site_up[site], shared.site_down[site], network.gateway, network.mtu)
-    for sender, receiver in network.pairs():
-        link = network.link_of(sender, receiver)
-        entry = shared.link[sender * WIDTH + receiver]
-        entry.begin, entry.go_on = link.chances
-        entry.double_ = link.duplicate
-        entry.reorder = link.reorder
-        entry.hold_ns = link.hold_ms * 1e6
-        entry.delay_ns = link.delay_ms * 1e6
-        entry.jitter_ns = link.jitter_ms * 1e6
-        entry.spread_ns = link.spread_ms * 1e6
-        _write_rate(entry.rate, link.rate_mbit, link, network.mtu)
-
-
-def _write_port(up: Any, down: Any, port: Port, mtu: int) -> None:
-    for rate, mbit in ((up, port.up_mbit), (down, port.down_mbit)):
-        _write_rate(rate, mbit, port, mtu)
-
-
-def _write_rate(entry: Any, mbit: float | None, part: Link | Port, mtu: int) -> None:
-    entry.bytes_per_s = 0.0 if mbit is None else mbit * 125_000
-    entry.queue_bytes = 0.0 if mbit is None else queue_bytes(mbit, part, mtu)
-    entry.polices = part.policer_ms is not None
+        shared.site_up[site], shared.site_down[site] = port_fields(network.gateway, mtu)
+    for a, b in network.pairs():
+        shared.link[a * WIDTH + b] = link_fields(network.link_of(a, b), mtu)
 
 
 LINK: Final = tuple(field.name for field in fields(LinkCounts) if field.name != "queue")

@@ -192,38 +192,49 @@ void lc_sim_take(lc_sim *sim, uint16_t rank, void *host) {
 
 /* ---- the network ---- */
 
-static void set_port(memory_port *to, const lc_sim_port *port) {
-    to->bytes_per_s = port->bytes_per_s;
-    to->queue_ns = port->queue_ns;
-    to->police_bytes_per_s = port->police_bytes_per_s;
-    to->police_ns = port->police_ns;
+static uint64_t ns_of(double ns) {
+    return (uint64_t)(ns + 0.5);
 }
 
-void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lc_sim_port *port) {
-    set_port(up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place), port);
+/* What a queue or a bucket holds, in time. */
+static uint64_t room_of(const lab_rate *rate) {
+    return rate->bytes_per_s > 0 ? ns_of(rate->queue_bytes / rate->bytes_per_s * 1e9) : 0;
+}
+
+static void set_port(memory_port *to, const lab_rate *rate) {
+    to->bytes_per_s = rate->polices ? 0 : rate->bytes_per_s;
+    to->queue_ns = rate->polices ? 0 : room_of(rate);
+    to->police_bytes_per_s = rate->polices ? rate->bytes_per_s : 0;
+    to->police_ns = rate->polices ? room_of(rate) : 0;
+}
+
+void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lab_rate *rate) {
+    set_port(up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place), rate);
 }
 
 void lc_sim_set_sites(lc_sim *sim, const uint16_t *sites) {
     memory_set_sites(sim->net, sites);
 }
 
-void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lc_sim_port *port) {
-    set_port(up ? memory_gateway_out(sim->net, site) : memory_gateway_in(sim->net, site), port);
+void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lab_rate *rate) {
+    set_port(up ? memory_gateway_out(sim->net, site) : memory_gateway_in(sim->net, site), rate);
 }
 
-void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lc_sim_path *path) {
+void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lab_link *link) {
     memory_path *p = memory_path_of(sim->net, from, to);
-    p->delay_ns = path->delay_ns;
-    p->jitter_ns = path->jitter_ns;
-    p->ordered = path->ordered;
-    p->late = path->late;
-    p->late_ns = path->late_ns;
-    p->loss = path->loss;
-    p->cut = path->loss >= 1;
-    p->burst = path->burst;
-    p->twice = path->twice;
-    p->bytes_per_s = path->bytes_per_s;
-    p->queue_ns = path->queue_ns;
+    int alone = link->begin == link->go_on; /* losses, each by itself */
+    double end = 1 - link->go_on;
+    p->loss = alone ? link->begin : link->begin / (link->begin + end);
+    p->burst = alone ? 1 : 1 / end;
+    p->cut = p->loss >= 1;
+    p->ordered = link->jitter_ns > 0;
+    p->delay_ns = ns_of(link->delay_ns - link->jitter_ns);
+    p->jitter_ns = ns_of(p->ordered ? 2 * link->jitter_ns : link->spread_ns);
+    p->late = link->reorder;
+    p->late_ns = ns_of(link->hold_ns);
+    p->twice = link->double_;
+    p->bytes_per_s = link->rate.bytes_per_s;
+    p->queue_ns = room_of(&link->rate);
 }
 
 void lc_sim_set_memory(lc_sim *sim, uint16_t place, uint64_t delay_ns, double bytes_per_s) {

@@ -21,7 +21,7 @@ from ..runtime.core.call import CallOptions, Collective
 from ..runtime.engine.binding import DType
 from ..runtime.engine.payload import payload_bytes
 from .fold import NotAlikeError, fold_of
-from .hosts import MOST_KNOWN, Counts, Hosts, planned, planned_peers, traffic_of
+from .hosts import MOST_KNOWN, Counts, Hosts, missing_of, planned, planned_peers, traffic_of
 
 MOST_RANKS: Final = 1024
 SETTLE: Final = 2
@@ -280,14 +280,12 @@ def _run(
         world.run(begin + change.after)
         world.change(change.network)
     ends, code, reports = world.finish(len(world.ranks))
-    missing = sum(report.packets_missing for report in reports)
-    expected = missing + sum(report.packets_received for report in reports)
     images = world.topology.world // len(world.ranks)
     return Call(
         seconds=max(ends) - begin,
         limit=limit,
         bound=bound,
-        missing=missing / expected if expected else 0.0,
+        missing=missing_of(reports),
         resent=images * sum(report.packets_resent for report in reports),
         counts=world.counts().since(before, images),
         code=int(code),
@@ -307,9 +305,7 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
     for what, both in traffic.items():
         for up, elements in zip((True, False), both, strict=True):
             for number, count in enumerate(elements):
-                port = network.gateway if what == "site" else network.port
-                if what == "host" and number < network.total_hosts:
-                    port = network.port_of(number)
+                port = network.gateway if what == "site" else network.port_of(number)
                 rate = port.up_mbit if up else port.down_mbit
                 seconds = count * element * 8e-6 / rate if rate else 0.0
                 if seconds > busiest:
@@ -335,18 +331,16 @@ class Load:
         """``nbytes``: of the largest buffer of any rank."""
         call = Collective(name, "float32", 0 if name == "barrier" else nbytes // 4)
         endpoint.health.issue(call)
-        buffers = self._room[0].ctypes.data, self._room[1].ctypes.data
-        options = self._call_options
-        elements, chunk = max(1, nbytes // 4), max(1, nbytes // 4 // endpoint.world)
-        if name == "all_reduce":
-            endpoint.all_reduce(call, buffers[0], elements, DType.F32, options)
-        elif name == "reduce_scatter":
-            endpoint.reduce_scatter(call, buffers, chunk, DType.F32, options)
-        elif name == "broadcast":
-            endpoint.broadcast(call, buffers[0], max(4, nbytes), 0, options)
-        elif name == "barrier":
-            endpoint.barrier(call, options)
-        elif name in ("gather", "scatter"):
-            getattr(endpoint, name)(call, buffers, 4 * chunk, 0, options)
-        else:
-            getattr(endpoint, name)(call, buffers, 4 * chunk, options)
+        chunk = max(1, nbytes // 4 // endpoint.world)
+        first, both = self._room[0].ctypes.data, tuple(row.ctypes.data for row in self._room)
+        arguments: dict[str, tuple[Any, ...]] = {
+            "all_reduce": (first, max(1, nbytes // 4), DType.F32),
+            "reduce_scatter": (both, chunk, DType.F32),
+            "all_gather": (both, 4 * chunk),
+            "all_to_all": (both, 4 * chunk),
+            "broadcast": (first, max(4, nbytes), 0),
+            "gather": (both, 4 * chunk, 0),
+            "scatter": (both, 4 * chunk, 0),
+            "barrier": (),
+        }
+        getattr(endpoint, name)(call, *arguments[name], self._call_options)

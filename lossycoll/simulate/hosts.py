@@ -9,7 +9,7 @@ their buffers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -257,16 +257,15 @@ class Hosts:
         for site in range(self._sites):
             self._set_port(lib.lc_sim_set_gateway, site, network.gateway, mtu)
         for host in range(self._hosts):
-            port = network.port_of(host) if host < known else network.port
-            self._set_port(lib.lc_sim_set_port, host, port, mtu)
+            self._set_port(lib.lc_sim_set_port, host, network.port_of(host), mtu)
             for other in range(self.topology.n_hosts):
                 differs = max(host, other) < known and host != other
                 link = [link_fields(network.link_of(host, other), mtu)] if differs else usual
                 lib.lc_sim_set_path(self._sim, host, other, link)
 
     def _set_port(self, by: Any, number: int, port: Port, mtu: int) -> None:
-        for up, fields in zip((1, 0), port_fields(port, mtu), strict=True):
-            by(self._sim, number, up, [fields])
+        for up, rate in zip((1, 0), port_fields(port, mtu), strict=True):
+            by(self._sim, number, up, [rate])
 
     @property
     def now(self) -> float:
@@ -317,34 +316,15 @@ class Hosts:
         return ends, Code.PENDING if waiting else Code(min(codes)), reports
 
     def counts(self) -> Counts:
-        all_ = ffi.new("lc_sim_counts *")
-        lib.lc_sim_counted(self._sim, all_)
-        port, gateway = lib.lc_sim_port_counted, lib.lc_sim_gateway_counted
-        down, up = (
-            [self._counted(port, host, way) for host in range(self._hosts)] for way in (0, 1)
-        )
-        gateways = [self._counted(gateway, i, way) for i in range(self._sites) for way in (0, 1)]
-        policed = sum(one.policed for one in (*up, *down, *gateways))
-        dropped = sum(one.dropped for one in (*up, *down, *gateways))
-        return Counts(
-            packets=all_.sent,
-            bytes=sum(one.bytes for one in up),
-            dropped_up=sum(one.dropped for one in up),
-            dropped_down=sum(one.dropped for one in down),
-            dropped_gateway=sum(one.dropped for one in gateways),
-            dropped_link=all_.dropped - dropped - policed,
-            policed=policed,
-            lost=all_.lost,
-            overflow=all_.overflow,
-            local_packets=all_.local_packets,
-            local_bytes=all_.local_bytes,
-            turns=all_.turns,
-        )
+        found = ffi.new("lc_sim_counts *")
+        lib.lc_sim_counted(self._sim, found)
+        return Counts(*(getattr(found, one.name) for one in fields(Counts)))
 
-    def _counted(self, by: Any, number: int, up: int) -> Any:
-        counts = ffi.new("lc_sim_port_counts *")
-        by(self._sim, number, up, counts)
-        return counts
+
+def missing_of(reports: Sequence[Report]) -> float:
+    """Share of the packets that was given up."""
+    missing = sum(report.packets_missing for report in reports)
+    return missing / (missing + sum(report.packets_received for report in reports) or 1)
 
 
 def traffic_of(plans: Sequence[Plan], topology: Topology) -> dict[str, list[list[int]]]:

@@ -43,6 +43,7 @@ struct lc_sim {
     sim_rank *ranks; /* and behind the last one, what wakes for gateways */
     uint16_t *heap;  /* of these: who wakes next is first */
     uint16_t places;
+    int has_sites;
     uint32_t awaited;
     uint64_t turns;
 };
@@ -214,6 +215,7 @@ void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lab_rate *rate) 
 
 void lc_sim_set_sites(lc_sim *sim, const uint16_t *sites) {
     memory_set_sites(sim->net, sites);
+    sim->has_sites = 1;
 }
 
 void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lab_rate *rate) {
@@ -353,26 +355,25 @@ void lc_sim_stop(lc_sim *sim, uint16_t rank) {
     set_wakes(sim, rank, UINT64_MAX);
 }
 
-static lc_sim_port_counts counts_at(const memory_port *p) {
-    return (lc_sim_port_counts){p->packets, p->bytes, p->dropped, p->policed};
-}
-
-void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts) {
-    *counts = counts_at(up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place));
-}
-
-void lc_sim_gateway_counted(lc_sim *sim, uint16_t site, int up, lc_sim_port_counts *counts) {
-    *counts =
-        counts_at(up ? memory_gateway_out(sim->net, site) : memory_gateway_in(sim->net, site));
-}
-
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts) {
     memory_counts found = memory_counts_of(sim->net);
-    *counts = (lc_sim_counts){.sent = found.sent,
-                              .lost = found.lost,
-                              .doubled = found.doubled,
-                              .dropped = found.dropped,
-                              .turns = sim->turns};
+    *counts =
+        (lc_sim_counts){.packets = found.sent, .lost = found.lost, .turns = sim->turns};
+    for (uint16_t i = 0; i < sim->places; i++) {
+        const memory_port *up = memory_port_up(sim->net, i), *down = memory_port_down(sim->net, i);
+        counts->bytes += up->bytes;
+        counts->dropped_up += up->dropped;
+        counts->dropped_down += down->dropped;
+        counts->policed += up->policed + down->policed;
+    }
+    for (uint16_t i = 0; sim->has_sites && i < sim->places; i++) {
+        const memory_port *out = memory_gateway_out(sim->net, i);
+        const memory_port *in = memory_gateway_in(sim->net, i);
+        counts->dropped_gateway += out->dropped + in->dropped;
+        counts->policed += out->policed + in->policed;
+    }
+    counts->dropped_link = found.dropped - counts->dropped_up - counts->dropped_down -
+                           counts->dropped_gateway - counts->policed;
     for (uint16_t i = 0; i < sim->config.ranks; i++)
         counts->overflow += memory_overflow(sim->net, i);
     if (!sim->local)

@@ -33,15 +33,12 @@ typedef struct {
 } lc_sim_config;
 
 typedef struct {
-    uint64_t packets, bytes; /* that came to it, what wire_bytes says included */
-    uint64_t dropped, policed;
-} lc_sim_port_counts;
-
-typedef struct {
-    uint64_t sent; /* packets, of the network */
-    uint64_t lost; /* by the paths' own chance */
-    uint64_t doubled;
-    uint64_t dropped;                    /* at ports and bottlenecks of paths */
+    uint64_t packets, bytes;             /* sent between hosts; bytes with wire_bytes */
+    uint64_t dropped_up, dropped_down;   /* by the queues before hosts' ports, */
+    uint64_t dropped_gateway;            /* before sites' gateways, */
+    uint64_t dropped_link;               /* and before the rates of links */
+    uint64_t policed;                    /* at ports and gateways */
+    uint64_t lost;                       /* by the links' own chance */
     uint64_t overflow;                   /* found a receive buffer full */
     uint64_t local_packets, local_bytes; /* within hosts */
     uint64_t turns;                      /* of the engine */
@@ -82,8 +79,6 @@ uint64_t lc_sim_now(const lc_sim *sim);
 /* When the last of the operations that are awaited ended, and the code of one that failed; 0: it
  * has not. */
 uint64_t lc_sim_ended(const lc_sim *sim, uint16_t rank, int *code);
-void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts);
-void lc_sim_gateway_counted(lc_sim *sim, uint16_t site, int up, lc_sim_port_counts *counts);
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts);
 
 /* cdef end */

@@ -19,7 +19,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Column, Table
 
-from lossycoll.simulate.theory import Empirical, Noise, fit, noise_curve, normal_curve
+from lossycoll.simulate.theory import Noise, empirical, fit, noise_curve, normal_curve
 from lossycoll.simulate.threshold import Choice, Cut, Point, choose, choose_at, curve, profiles
 from lossycoll.simulate.times import Recorded, Times, compute_seconds, load, usual
 
@@ -113,7 +113,7 @@ def predict(
             times, communication, workers, drop_rate=drop_rate, cut=cut, seed=seed
         )
     pool = profiles(times)
-    noise, recorded_noise = fit(pool), Empirical(pool)
+    noise, recorded_noise = fit(pool), empirical(pool)
     count = max(1, round(float(np.isfinite(pool).sum(axis=1).mean())))
     taus = np.array([point.threshold for point in choice.curve])
     ranks = used.shape[1]

@@ -44,7 +44,7 @@ def find() -> list[Process]:
     found = {folder: of[1] for folder, text in _read("environ") if (of := mark.search(text))}
     # Read afterwards, as a switch starts before what is found.
     commands = dict(_read("cmdline")) if found else {}
-    switch = re.compile(rb"/process\.py\0[^\0]*\0switch\0(?:\d+\0){3}([^\0]*)\0$")
+    switch = re.compile(rb"/process\.py\0[^\0]*\0switch\0(?:\d+\0){2}([^\0]*)\0$")
     alive = {of[1] for text in commands.values() if (of := switch.search(text))}
     return [
         Process(

@@ -6,11 +6,11 @@ import contextlib
 import errno
 import mmap
 import os
-import select
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, ClassVar, Final
 
@@ -60,8 +60,7 @@ class Switch:
         self._shared.seed = network.seed
         _write(self._shared, network)
         lifeline, self._lifeline = os.pipe()
-        ready, readied = os.pipe()
-        inherited = (memory, lifeline, readied)
+        inherited = (memory, lifeline)
         try:
             self._process = spawn(
                 # Its name is there for whoever looks for leftovers.
@@ -73,32 +72,36 @@ class Switch:
             )
         except BaseException:
             os.close(self._lifeline)
-            os.close(ready)
             raise
         finally:
             for descriptor in inherited:
                 os.close(descriptor)
         try:
-            self._await(ready)
+            self._await(lambda: self._shared.state != lib.LAB_STARTING, START_SECONDS)
+            if self._shared.state == lib.LAB_FAILED:
+                raise self._failure()
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(ready)
 
-    def _await(self, ready: int) -> None:
-        """Returns when the switch runs."""
-        if not select.select([ready], [], [], START_SECONDS)[0]:
-            raise LabError(f"the laboratory's switch didn't start within {START_SECONDS:g} s")
-        state = self._shared.state
-        if state == lib.LAB_READY:
-            return
-        if state != lib.LAB_FAILED:
-            raise LabError(f"the laboratory's switch ended with status {self._process.wait()}")
+    def _await(self, done: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not done():
+            if not self.running and not done():
+                raise LabError(
+                    f"the laboratory's switch ended with status {self._process.returncode}; its "
+                    f"hosts have no network any more"
+                )
+            if time.monotonic() > end:
+                raise LabError(f"the laboratory's switch didn't answer for {seconds:g} s")
+            time.sleep(0.0005)
+
+    def _failure(self) -> LabError:
+        """Why it didn't start."""
         what = ffi.string(self._shared.text).decode()
         if self.network.congestion is not None and "congestion control" in what:
-            raise tcp.refused(self.network.congestion, self._shared.error)
-        raise why(what, self._shared.error)
+            return tcp.refused(self.network.congestion, self._shared.error)
+        return why(what, self._shared.error)
 
     @property
     def pid(self) -> int:
@@ -133,16 +136,7 @@ class Switch:
         self._shared.wanted = number
         with contextlib.suppress(BrokenPipeError):
             os.write(self._lifeline, b"!")
-        end = time.monotonic() + ANSWER_SECONDS
-        while self._shared.applied != number:
-            if not self.running:
-                raise LabError(
-                    f"the laboratory's switch ended with status {self._process.returncode}; its "
-                    f"hosts have no network any more"
-                )
-            if time.monotonic() > end:
-                raise LabError(f"the laboratory's switch didn't answer for {ANSWER_SECONDS:g} s")
-            time.sleep(0.0005)
+        self._await(lambda: self._shared.applied == number, ANSWER_SECONDS)
 
     def close(self) -> None:
         """Ends the switch and everything that runs on its hosts. May be called again."""

@@ -86,9 +86,9 @@ typedef struct {
 
 /* Runs the switch until the other end of ``lifeline`` is closed, or its parent is gone; then ends
  * every process in its namespaces. Each byte from lifeline asks for the tables to be read again.
- * ``memory`` is a descriptor of a lab_shared, ``ready`` is closed once state is no longer
- * LAB_STARTING. Returns 0, or -1 with the reason in state, error and text. */
-int lab_switch(int memory, int lifeline, int ready);
+ * ``memory`` is a descriptor of a lab_shared. Returns 0, or -1 with the reason in state, error and
+ * text. */
+int lab_switch(int memory, int lifeline);
 
 /* What became of numbered packets. */
 typedef struct {

@@ -10,6 +10,7 @@ they are sent: queues and filters there still see aggregates.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -82,7 +83,10 @@ class Bridge(Switch):
         )
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).partition("\n")[0]
-            raise LabError(f"{' '.join(command[:4])} failed in the laboratory: {said}")
+            what = " ".join(command[:4])
+            if text and (at := re.search(r"^Command failed -:(\d+)$", done.stderr, re.MULTILINE)):
+                what = f"{command[0]} {text.splitlines()[int(at[1]) - 1]}"
+            raise LabError(f"{what} failed in the laboratory: {said}")
         return done.stdout
 
     def batch(self, number: int, program: str, lines: Sequence[str]) -> None:

@@ -357,8 +357,7 @@ void lc_sim_stop(lc_sim *sim, uint16_t rank) {
 
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts) {
     memory_counts found = memory_counts_of(sim->net);
-    *counts =
-        (lc_sim_counts){.packets = found.sent, .lost = found.lost, .turns = sim->turns};
+    *counts = (lc_sim_counts){.packets = found.sent, .lost = found.lost, .turns = sim->turns};
     for (uint16_t i = 0; i < sim->places; i++) {
         const memory_port *up = memory_port_up(sim->net, i), *down = memory_port_down(sim->net, i);
         counts->bytes += up->bytes;

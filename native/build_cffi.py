@@ -61,5 +61,5 @@ def parts(header: str) -> list[str]:
 
 
 ffi = module("lossycoll._native", "native", *parts("lossycoll.h"), "step.h")
-lab = module("lossycoll._lab", "native/lab", "lab.h")
-sim = module("lossycoll._sim", "native/sim", "sim.h", also=("native/wire.c",))
+lab = module("lossycoll._lab", "native/lab", "links.h", "lab.h")
+sim = module("lossycoll._sim", "native/sim", "../lab/links.h", "sim.h", also=("native/wire.c",))

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 import subprocess
 import sys
@@ -91,7 +90,6 @@ class Recorder(Netem):
     def __init__(self, network: Network) -> None:
         # Not the parents': they start a process that holds namespaces.
         self.network = network
-        self._environment = dict(os.environ)
         self.lines: list[str] = []
         for host in range(network.total_hosts + 1):
             self.lines += [f"ip netns add {_name(host)}", f"ip -n {_name(host)} link set lo up"]
@@ -99,23 +97,16 @@ class Recorder(Netem):
         self.prepare()
         self.apply(network)
 
-    def inside(self, number: int, command: list[str]) -> list[str]:
-        return command
-
     def tool(self, number: int, *command: str, text: str | None = None) -> str:
         line = f"ip netns exec {_name(number)} {shlex.join(command)}"
         if text is not None:
-            line += f" <<'END'\n{self._named(text)}\nEND"
+            line += f" <<'END'\n{text.strip()}\nEND"
         self.lines.append(line)
         return ""
 
-    def _named(self, text: str) -> str:
-        """With the middle's name, where the backend names a process that holds it."""
-        words = [line.split(" ") for line in text.strip().splitlines()]
-        for line in words:
-            if "netns" in line:
-                line[line.index("netns") + 1] = _name(self.middle)
-        return "\n".join(map(" ".join, words))
+    @property
+    def middle_path(self) -> str:
+        return _name(self.middle)
 
     def _await_up(self, number: int, devices: set[str]) -> None:
         for device in sorted(devices):

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from lossycoll.simulate.theory import Empirical
+from lossycoll.simulate.theory import Noise
 from lossycoll.simulate.times import Times
 
 
-class Delayed(Empirical):
+class Delayed(Noise):
     """A micro-batch takes clean (1 + 0.5 factor L / E[L]), where L is a whole number from 1 to 999
     and p(L) is proportional to exp(-(ln L - 4)^2 / 2) / L. L / E[L] has a standard deviation of
     1.162 and is at most 11.4."""
@@ -20,13 +20,13 @@ class Delayed(Empirical):
         chances = np.exp(-((np.log(lengths) - 4) ** 2) / 2) / lengths
         chances /= chances.sum()
         self.delays: Times = lengths / (lengths @ chances)
-        super().__init__(clean * (1 + 0.5 * factor * self.delays))
-        self.mean = clean * (1 + 0.5 * factor)
-        self.std = 0.5 * clean * factor * math.sqrt((self.delays - 1) ** 2 @ chances)
+        self.rising = clean * (1 + 0.5 * factor * self.delays)
+        std = 0.5 * clean * factor * math.sqrt((self.delays - 1) ** 2 @ chances)
+        super().__init__("the paper's delay", clean * (1 + 0.5 * factor), std, self._reached)
         self._cumulative = np.cumsum(chances)
         self._cumulative[-1] = 1.0
 
-    def cdf(self, seconds: Times) -> Times:
+    def _reached(self, seconds: Times) -> Times:
         found = np.searchsorted(self.rising, seconds, side="right")
         return np.concatenate([[0.0], self._cumulative])[found]
 

@@ -17,7 +17,7 @@ from typing import Any, Final, get_args
 import numpy as np
 from rich.table import Column, Table
 
-from lossycoll.simulate.theory import Empirical, Noise, fit, noise_curve, normal_curve
+from lossycoll.simulate.theory import Noise, empirical, fit, noise_curve, normal_curve
 from lossycoll.simulate.threshold import Choice, Cut, Point, choose, choose_at, curve, profiles
 from lossycoll.simulate.times import Recorded, Times, compute_seconds, load, usual
 
@@ -102,7 +102,7 @@ def predict(
             times, communication, workers, drop_rate=drop_rate, cut=cut, seed=seed
         )
     pool = profiles(times)
-    noise, measured = fit(pool), Empirical(pool)
+    noise, measured = fit(pool), empirical(pool)
     count = max(1, round(float(np.isfinite(pool).sum(axis=1).mean())))
     place = np.array([point.threshold for point in choice.curve]), used.shape[1], count
     at = harmless = None

@@ -10,6 +10,7 @@ they are sent: queues and filters there still see aggregates.
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from typing import Final
 
 from ..errors import LabError
 from .counters import Counters
-from .job import spawn
 from .network import Network, address_of
 from .switch import Switch
 
@@ -66,6 +66,10 @@ class Bridge(Switch):
         """The number of the namespace that has the bridge."""
         return self.network.total_hosts
 
+    @property
+    def middle_path(self) -> str:
+        return f"/proc/{self.pid}/fd/{self._shared.net_fd[self.middle]}"
+
     def tool(self, number: int, *command: str, text: str | None = None) -> str:
         """Runs a command in a namespace; returns its output. LabError when it fails."""
         done = subprocess.run(
@@ -79,7 +83,10 @@ class Bridge(Switch):
         )
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).partition("\n")[0]
-            raise LabError(f"{' '.join(command[:4])} failed in the laboratory: {said}")
+            what = " ".join(command[:4])
+            if text and (at := re.search(r"^Command failed -:(\d+)$", done.stderr, re.MULTILINE)):
+                what = f"{command[0]} {text.splitlines()[int(at[1]) - 1]}"
+            raise LabError(f"{what} failed in the laboratory: {said}")
         return done.stdout
 
     def batch(self, number: int, program: str, lines: Sequence[str]) -> None:
@@ -89,18 +96,10 @@ class Bridge(Switch):
         hosts, mtu = self.network.total_hosts, self.network.mtu
         bridges, cables = _bridges(self.network)
         self.batch(self.middle, "ip", bridges)
-        # A namespace without a name is named by a process in it.
-        command = self.inside(self.middle, ["sh", "-c", "echo ready; read _"])
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with spawn(command, env=self._environment, **pipes) as holder:
-            assert holder.stdout is not None
-            holder.stdout.readline()
-            for host in range(hosts):
-                self.batch(host, "ip", _device(host, self.network, holder.pid))
-                offloads = ("tso", "off", "gso", "off", "tx-udp-segmentation", "off")
-                self.tool(host, "ethtool", "-K", DEVICE, *offloads)
-            assert holder.stdin is not None
-            holder.stdin.close()
+        for host in range(hosts):
+            self.batch(host, "ip", _device(host, self.network, self.middle_path))
+            offloads = ("tso", "off", "gso", "off", "tx-udp-segmentation", "off")
+            self.tool(host, "ethtool", "-K", DEVICE, *offloads)
         at = self.network.site_of
         ports = {port_of(host): f"{BRIDGE}{at(host)}" for host in range(hosts)} | cables
         joined = [f"link set {port} mtu {mtu} master {to} up" for port, to in ports.items()]
@@ -167,11 +166,11 @@ def _ways(network: Network) -> list[str]:
     return out
 
 
-def _device(host: int, network: Network, holder: int) -> list[str]:
+def _device(host: int, network: Network, middle: str) -> list[str]:
     out = [
         f"link add {DEVICE} mtu {network.mtu} address {_hardware(host)} type veth "
         f"peer name {port_of(host)} mtu {network.mtu}",
-        f"link set {port_of(host)} netns {holder}",
+        f"link set {port_of(host)} netns {middle}",
         f"addr add {address_of(host)}/24 dev {DEVICE}",
         f"link set {DEVICE} up",
     ]

@@ -1,10 +1,10 @@
-"""Processes of laboratories whose maker is gone.
+"""Processes of laboratories that have ended.
 
-Everything that a laboratory starts carries the laboratory's name in its environment, and the name
-holds the number of the process that made it, and the namespace in which it has that number: in a
-container, processes are counted anew. A laboratory cleans up behind itself even when its
-maker is killed, unless the switch is killed with it: what is found here is from such a case.
-Nothing else is left: namespaces and devices have no names, and vanish with the processes in them.
+Everything that a laboratory starts carries the laboratory's name in its environment, and its switch
+also as its last argument, which all users can read. The switch is the first process of a laboratory
+and ends the others when it ends, even when its maker is killed, unless it is killed itself: what is
+found here is from such a case. Nothing else is left: namespaces and devices have no names, and
+vanish with the processes in them.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import re
 import secrets
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-MARK: Final = "LAB_OF_LOSSYCOLL"
+MARK: Final = "NAME_OF_LOSSY_LAB"
 """The variable that holds the name. Options begin with LOSSYCOLL_, so this doesn't."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process of a laboratory. ``alive``: whether the laboratory's maker still is."""
+    """A process of a laboratory. ``alive``: whether the laboratory's switch still is."""
 
     pid: int
     lab: str
@@ -34,23 +35,34 @@ class Process:
 
 
 def new_name() -> str:
-    pid = os.getpid()
-    return f"{secrets.token_hex(4)}-{pid}-{_started(pid)}-{_space()}"
+    return f"{secrets.token_hex(4)}-{os.getpid()}"
 
 
 def find() -> list[Process]:
     """All processes of laboratories that this user can see."""
-    found = []
     mark = re.compile(rb"(?:^|\0)" + MARK.encode() + rb"=([^\0]*)")
+    found = {folder: of[1] for folder, text in _read("environ") if (of := mark.search(text))}
+    # Read afterwards, as a switch starts before what is found.
+    commands = dict(_read("cmdline")) if found else {}
+    switch = re.compile(rb"/process\.py\0[^\0]*\0switch\0(?:\d+\0){2}([^\0]*)\0$")
+    alive = {of[1] for text in commands.values() if (of := switch.search(text))}
+    return [
+        Process(
+            int(folder.name),
+            name.decode(errors="replace"),
+            name in alive,
+            commands[folder].decode(errors="replace").replace("\0", " ").strip(),
+        )
+        for folder, name in found.items()
+        if folder in commands
+    ]
+
+
+def _read(file: str) -> Iterator[tuple[Path, bytes]]:
+    """A file of each process, by its folder, but of those that end meanwhile or are others'."""
     for folder in Path("/proc").glob("[0-9]*"):
-        # Those that end meanwhile, or belong to somebody else, are left out.
         with contextlib.suppress(OSError):
-            if of := mark.search((folder / "environ").read_bytes()):
-                name = of[1].decode(errors="replace")
-                words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                command = " ".join(words).strip()
-                found.append(Process(int(folder.name), name, is_alive(name), command))
-    return found
+            yield folder, (folder / file).read_bytes()
 
 
 def clean() -> list[Process]:
@@ -66,34 +78,3 @@ def clean() -> list[Process]:
             break
         time.sleep(0.02)
     return list(killed.values())
-
-
-def is_alive(name: str) -> bool:
-    """True if the maker of a laboratory still runs: a process of that number and that start. The
-    maker of another namespace, such as a container's, can't be looked up and counts as alive."""
-    try:
-        _, pid, started, counted_in = name.split("-")
-        maker, start, space = int(pid), int(started), int(counted_in)
-    except ValueError:
-        return True  # of another version, so not ours to judge
-    if not space or space != _space():
-        return True
-    try:
-        return _started(maker) == start
-    except OSError:
-        return False
-
-
-def _space() -> int:
-    """The namespace in which this process counts processes; 0: unknown."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
-def _started(pid: int) -> int:
-    """When a process started, in ticks since boot. OSError if there is none."""
-    text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    # The command, in parentheses, may hold blanks; the start is the 22nd field in all.
-    return int(text.rpartition(")")[2].split()[19])

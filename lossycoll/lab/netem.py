@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from ..errors import LabError
 from .bridge import DEVICE, Bridge, gateway_of, port_of
@@ -93,83 +94,90 @@ class Netem(Bridge):
         return next(filter(None, map(_lacks, parts)), "")
 
     def prepare(self) -> None:
-        for device in (device for ends in self._gateways() for device in ends):
-            self._tc(self.middle, f"qdisc add dev {device} root handle 1: netem limit {LIMIT}")
+        self._redirect(self.middle, {down: up for up, down in self._ports()})
         for host in range(self.network.total_hosts):
-            up = f"up{host}"
-            self._redirect(self.middle, port_of(host), up)
-            self._tc(self.middle, f"qdisc add dev {up} root handle 1: netem limit {LIMIT}")
-            out = port_of(host)
-            self._tc(self.middle, f"qdisc add dev {out} root handle 1: netem limit {LIMIT}")
-            self._redirect(host, DEVICE, LINKS)
-            self._tc(host, f"qdisc add dev {LINKS} root handle 1: htb default 1")
+            self._redirect(host, {DEVICE: LINKS})
+            lines = [f"qdisc add dev {LINKS} root handle 1: htb default 1"]
             for sender in self.network.others(host):
-                number = FIRST_CLASS + sender
-                parent = f"dev {LINKS} parent 1:"
-                rate = "htb rate 100gbit quantum 200000"
-                self._tc(host, f"class add {parent} classid 1:{number:x} {rate}")
-                leaf = f"{parent}{number:x} handle {number:x}: netem limit {LIMIT}"
-                self._tc(host, f"qdisc add {leaf}")
-                match = f"u32 match ip src {address_of(sender)}/32 flowid 1:{number:x}"
-                self._tc(host, f"filter add {parent} protocol ip prio 1 {match}")
+                number, source = f"1:{_class(sender)}", f"{address_of(sender)}/32"
+                lines += [
+                    f"class add dev {LINKS} parent 1: classid {number} htb rate 100gbit "
+                    f"quantum 200000",
+                    f"filter add dev {LINKS} parent 1: protocol ip prio 1 u32 match ip src "
+                    f"{source} flowid {number}",
+                ]
+            self.batch(host, "tc", lines)
 
     def apply(self, network: Network) -> None:
-        mtu = network.mtu
-        for ends in self._gateways():
-            self._shape(ends, network.gateway, mtu)
+        ports = [network.port_of(host) for host in range(network.total_hosts)]
+        ports += [network.gateway] * network.sites
+        lines = [
+            _replaced(f"dev {device} root handle 1:", rate_arguments(mbit, port, network.mtu))
+            for ends, port in zip(self._ports() + self._gateways(), ports, strict=False)
+            for device, mbit in zip(ends, (port.up_mbit, port.down_mbit), strict=True)
+        ]
+        self.batch(self.middle, "tc", lines)
         for host in range(network.total_hosts):
-            self._shape((f"up{host}", port_of(host)), network.port_of(host), mtu)
-            for sender in self.network.others(host):
-                number = FIRST_CLASS + sender
-                where = f"dev {LINKS} parent 1:{number:x} handle {number:x}: netem"
-                arguments = link_arguments(network.link_of(sender, host), mtu)
-                self._tc(host, f"qdisc replace {where}", *arguments)
+            lines = [
+                _replaced(
+                    f"dev {LINKS} parent 1:{_class(sender)} handle {_class(sender)}:",
+                    link_arguments(network.link_of(sender, host), network.mtu),
+                )
+                for sender in network.others(host)
+            ]
+            self.batch(host, "tc", lines)
 
     def counters(self) -> Counters:
         """Runs of lost packets aren't counted: tc doesn't report them."""
-        links, hosts = {}, []
+        links = {}
         for host in range(self.network.total_hosts):
-            queues = self._queues(host, LINKS)
+            queues = self._queues(host)
             for sender in self.network.others(host):
-                one = _queue(queues[f"{FIRST_CLASS + sender:x}:"])
+                one = queues[LINKS, f"{_class(sender)}:"]
                 passed = one.packets - one.dropped
                 links[sender, host] = LinkCounts(one.packets, one.dropped, passed, one.bytes)
-            port = self._port(f"up{host}", port_of(host))
-            hosts.append(HostCounts(port.up, port.down))
-        sites = [self._port(*ends) for ends in self._gateways()]
+        queues = self._queues(self.middle)
+        hosts = [HostCounts(queues[up, "1:"], queues[down, "1:"]) for up, down in self._ports()]
+        sites = [PortCounts(queues[up, "1:"], queues[down, "1:"]) for up, down in self._gateways()]
         sites = sites or [PortCounts(QueueCounts(), QueueCounts())]
         return Counters(dict(sorted(links.items())), tuple(hosts), tuple(sites))
+
+    def _ports(self) -> list[tuple[str, str]]:
+        """The devices of each host's port in the middle, up and down."""
+        return [(f"up{host}", port_of(host)) for host in range(self.network.total_hosts)]
 
     def _gateways(self) -> list[tuple[str, str]]:
         """The devices of each site's gateway, up and down; none where there is one site."""
         sites = self.network.sites
         return [gateway_of(site) for site in range(sites)] if sites > 1 else []
 
-    def _shape(self, devices: tuple[str, str], port: Port, mtu: int) -> None:
-        """Gives devices of the middle the rates and queues of a port, up and down."""
-        for device, mbit in zip(devices, (port.up_mbit, port.down_mbit), strict=True):
-            change = f"qdisc replace dev {device} root handle 1: netem"
-            self._tc(self.middle, change, *rate_arguments(mbit, port, mtu))
+    def _redirect(self, number: int, through: Mapping[str, str]) -> None:
+        """Sends what arrives at devices through the queue of an ifb device each first."""
+        devices, filters = [], []
+        for device, ifb in through.items():
+            devices += [f"link add {ifb} type ifb", f"link set {ifb} txqueuelen 1000 up"]
+            filters += [
+                f"qdisc add dev {device} handle ffff: ingress",
+                f"filter add dev {device} parent ffff: protocol all matchall action mirred egress "
+                f"redirect dev {ifb}",
+            ]
+        self.batch(number, "ip", devices)
+        self.batch(number, "tc", filters)
 
-    def _port(self, *devices: str) -> PortCounts:
-        up, down = (_queue(self._queues(self.middle, device)["1:"]) for device in devices)
-        return PortCounts(up, down)
-
-    def _redirect(self, number: int, device: str, through: str) -> None:
-        """Sends what arrives at ``device`` through the queue of an ifb device first."""
-        add, take_up = f"link add {through} type ifb", f"link set {through} txqueuelen 1000 up"
-        self.batch(number, "ip", [add, take_up])
-        self._tc(number, f"qdisc add dev {device} handle ffff: ingress")
-        action = f"matchall action mirred egress redirect dev {through}"
-        self._tc(number, f"filter add dev {device} parent ffff: protocol all {action}")
-
-    def _tc(self, number: int, line: str, *more: str) -> None:
-        self.tool(number, "tc", *line.split(), *more)
-
-    def _queues(self, number: int, device: str) -> dict[str, Any]:
-        said = json.loads(self.tool(number, "tc", "-s", "-j", "qdisc", "show", "dev", device))
-        return {queue["handle"]: queue for queue in said}
+    def _queues(self, number: int) -> dict[tuple[str, str], QueueCounts]:
+        """Counters of a namespace's queues, by device and handle."""
+        said = json.loads(self.tool(number, "tc", "-s", "-j", "qdisc"))
+        return {
+            (one["dev"], one["handle"]): QueueCounts(
+                one["packets"] + one["drops"], one["bytes"], one["drops"]
+            )
+            for one in said
+        }
 
 
-def _queue(queue: Any) -> QueueCounts:
-    return QueueCounts(queue["packets"] + queue["drops"], queue["bytes"], queue["drops"])
+def _class(sender: int) -> str:
+    return f"{FIRST_CLASS + sender:x}"
+
+
+def _replaced(where: str, arguments: Sequence[str]) -> str:
+    return f"qdisc replace {where} netem {' '.join(arguments)}"

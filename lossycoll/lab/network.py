@@ -349,3 +349,35 @@ def queue_bytes(rate_mbit: float, part: Link | Port, mtu: int) -> float:
         if ms is not None:
             return max(ms * rate_mbit * 125, 2 * frame)
     return max(QUEUE_MS * rate_mbit * 125, QUEUE_PACKETS * frame)
+
+
+# ---- as native/lab/links.h has it ----
+
+
+def rate_fields(mbit: float | None, part: Link | Port, mtu: int) -> dict[str, float]:
+    """Fields of a lab_rate; without a rate all are 0."""
+    return {
+        "bytes_per_s": (mbit or 0.0) * 125_000,
+        "queue_bytes": queue_bytes(mbit, part, mtu) if mbit else 0.0,
+        "polices": part.policer_ms is not None,
+    }
+
+
+def port_fields(port: Port, mtu: int) -> tuple[dict[str, float], dict[str, float]]:
+    return rate_fields(port.up_mbit, port, mtu), rate_fields(port.down_mbit, port, mtu)
+
+
+def link_fields(link: Link, mtu: int) -> dict[str, Any]:
+    """Fields of a lab_link."""
+    begin, go_on = link.chances
+    return {
+        "begin": begin,
+        "go_on": go_on,
+        "double_": link.duplicate,
+        "reorder": link.reorder,
+        "hold_ns": link.hold_ms * 1e6,
+        "delay_ns": link.delay_ms * 1e6,
+        "jitter_ns": link.jitter_ms * 1e6,
+        "spread_ns": link.spread_ms * 1e6,
+        "rate": rate_fields(link.rate_mbit, link, mtu),
+    }

@@ -26,8 +26,8 @@ TCP_INFO_RESENT = 100
 """Offset of tcpi_total_retrans in Linux's tcp_info."""
 
 
-def switch(lab: Any, memory: str, lifeline: str, ready: str) -> None:
-    if lab.lib.lab_switch(int(memory), int(lifeline), int(ready)):
+def switch(lab: Any, memory: str, lifeline: str, _: str) -> None:
+    if lab.lib.lab_switch(int(memory), int(lifeline)):
         sys.exit(1)
 
 

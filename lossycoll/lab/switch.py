@@ -6,20 +6,20 @@ import contextlib
 import errno
 import mmap
 import os
-import select
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, ClassVar, Final
 
 from .._lab import ffi, lib
 from ..errors import LabError, LabPermissionError
-from . import tcp
+from . import leftovers, tcp
 from .counters import Counters, HostCounts, LinkCounts, PortCounts, QueueCounts
 from .job import HERE, own_process, spawn
-from .network import Link, Network, Port, queue_bytes
+from .network import Network, link_fields, port_fields
 
 WIDTH: Final[int] = lib.LAB_HOSTS
 NETWORK: Final = 10 << 24 | 77 << 16
@@ -60,11 +60,11 @@ class Switch:
         self._shared.seed = network.seed
         _write(self._shared, network)
         lifeline, self._lifeline = os.pipe()
-        ready, readied = os.pipe()
-        inherited = (memory, lifeline, readied)
+        inherited = (memory, lifeline)
         try:
             self._process = spawn(
-                [*own_process("switch"), *map(str, inherited)],
+                # Its name is there for whoever looks for leftovers.
+                [*own_process("switch"), *map(str, inherited), environment[leftovers.MARK]],
                 pass_fds=inherited,
                 stdin=subprocess.DEVNULL,
                 env=environment,
@@ -72,32 +72,36 @@ class Switch:
             )
         except BaseException:
             os.close(self._lifeline)
-            os.close(ready)
             raise
         finally:
             for descriptor in inherited:
                 os.close(descriptor)
         try:
-            self._await(ready)
+            self._await(lambda: self._shared.state != lib.LAB_STARTING, START_SECONDS)
+            if self._shared.state == lib.LAB_FAILED:
+                raise self._failure()
         except BaseException:
             self.close()
             raise
-        finally:
-            os.close(ready)
 
-    def _await(self, ready: int) -> None:
-        """Returns when the switch runs."""
-        if not select.select([ready], [], [], START_SECONDS)[0]:
-            raise LabError(f"the laboratory's switch didn't start within {START_SECONDS:g} s")
-        state = self._shared.state
-        if state == lib.LAB_READY:
-            return
-        if state != lib.LAB_FAILED:
-            raise LabError(f"the laboratory's switch ended with status {self._process.wait()}")
+    def _await(self, done: Callable[[], bool], seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not done():
+            if not self.running and not done():
+                raise LabError(
+                    f"the laboratory's switch ended with status {self._process.returncode}; its "
+                    f"hosts have no network any more"
+                )
+            if time.monotonic() > end:
+                raise LabError(f"the laboratory's switch didn't answer for {seconds:g} s")
+            time.sleep(0.0005)
+
+    def _failure(self) -> LabError:
+        """Why it didn't start."""
         what = ffi.string(self._shared.text).decode()
         if self.network.congestion is not None and "congestion control" in what:
-            raise tcp.refused(self.network.congestion, self._shared.error)
-        raise why(what, self._shared.error)
+            return tcp.refused(self.network.congestion, self._shared.error)
+        return why(what, self._shared.error)
 
     @property
     def pid(self) -> int:
@@ -132,16 +136,7 @@ class Switch:
         self._shared.wanted = number
         with contextlib.suppress(BrokenPipeError):
             os.write(self._lifeline, b"!")
-        end = time.monotonic() + ANSWER_SECONDS
-        while self._shared.applied != number:
-            if not self.running:
-                raise LabError(
-                    f"the laboratory's switch ended with status {self._process.returncode}; its "
-                    f"hosts have no network any more"
-                )
-            if time.monotonic() > end:
-                raise LabError(f"the laboratory's switch didn't answer for {ANSWER_SECONDS:g} s")
-            time.sleep(0.0005)
+        self._await(lambda: self._shared.applied == number, ANSWER_SECONDS)
 
     def close(self) -> None:
         """Ends the switch and everything that runs on its hosts. May be called again."""
@@ -160,34 +155,15 @@ class Switch:
 
 def _write(shared: Any, network: Network) -> None:
     """Writes the tables of ``network`` into a lab_shared."""
+    mtu = network.mtu
     shared.congestion = (network.congestion or "").encode()
     for host in range(network.total_hosts):
         shared.site_of[host] = network.site_of(host)
-        _write_port(shared.up[host], shared.down[host], network.port_of(host), network.mtu)
+        shared.up[host], shared.down[host] = port_fields(network.port_of(host), mtu)
     for site in range(network.sites):
-        _write_port(shared.site_up[site], shared.site_down[site], network.gateway, network.mtu)
-    for sender, receiver in network.pairs():
-        link = network.link_of(sender, receiver)
-        entry = shared.link[sender * WIDTH + receiver]
-        entry.begin, entry.go_on = link.chances
-        entry.double_ = link.duplicate
-        entry.reorder = link.reorder
-        entry.hold_ns = link.hold_ms * 1e6
-        entry.delay_ns = link.delay_ms * 1e6
-        entry.jitter_ns = link.jitter_ms * 1e6
-        entry.spread_ns = link.spread_ms * 1e6
-        _write_rate(entry.rate, link.rate_mbit, link, network.mtu)
-
-
-def _write_port(up: Any, down: Any, port: Port, mtu: int) -> None:
-    for rate, mbit in ((up, port.up_mbit), (down, port.down_mbit)):
-        _write_rate(rate, mbit, port, mtu)
-
-
-def _write_rate(entry: Any, mbit: float | None, part: Link | Port, mtu: int) -> None:
-    entry.bytes_per_s = 0.0 if mbit is None else mbit * 125_000
-    entry.queue_bytes = 0.0 if mbit is None else queue_bytes(mbit, part, mtu)
-    entry.polices = part.policer_ms is not None
+        shared.site_up[site], shared.site_down[site] = port_fields(network.gateway, mtu)
+    for a, b in network.pairs():
+        shared.link[a * WIDTH + b] = link_fields(network.link_of(a, b), mtu)
 
 
 LINK: Final = tuple(field.name for field in fields(LinkCounts) if field.name != "queue")

@@ -21,7 +21,7 @@ from ..runtime.core.call import CallOptions, Collective
 from ..runtime.engine.binding import DType
 from ..runtime.engine.payload import payload_bytes
 from .fold import NotAlikeError, fold_of
-from .hosts import MOST_KNOWN, Counts, Hosts, planned, planned_peers, traffic_of
+from .hosts import MOST_KNOWN, Counts, Hosts, missing_of, planned, planned_peers, traffic_of
 
 MOST_RANKS: Final = 1024
 SETTLE: Final = 2
@@ -280,14 +280,12 @@ def _run(
         world.run(begin + change.after)
         world.change(change.network)
     ends, code, reports = world.finish(len(world.ranks))
-    missing = sum(report.packets_missing for report in reports)
-    expected = missing + sum(report.packets_received for report in reports)
     images = world.topology.world // len(world.ranks)
     return Call(
         seconds=max(ends) - begin,
         limit=limit,
         bound=bound,
-        missing=missing / expected if expected else 0.0,
+        missing=missing_of(reports),
         resent=images * sum(report.packets_resent for report in reports),
         counts=world.counts().since(before, images),
         code=int(code),
@@ -307,9 +305,7 @@ def _limit(world: Hosts, network: Network, collective: str, options: Options) ->
     for what, both in traffic.items():
         for up, elements in zip((True, False), both, strict=True):
             for number, count in enumerate(elements):
-                port = network.gateway if what == "site" else network.port
-                if what == "host" and number < network.total_hosts:
-                    port = network.port_of(number)
+                port = network.gateway if what == "site" else network.port_of(number)
                 rate = port.up_mbit if up else port.down_mbit
                 seconds = count * element * 8e-6 / rate if rate else 0.0
                 if seconds > busiest:

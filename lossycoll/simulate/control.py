@@ -39,8 +39,13 @@ class Costs:
     connect: float = 0.0
 
 
+class Asked(Event):
+    """It asks for a sign of life."""
+
+
 class Node:
-    """One process: its protocol, and whether it runs."""
+    """One process: its protocol, whether it runs, and its ends of connections
+    (:class:`~lossycoll.runtime.world.connections.Connections`)."""
 
     def __init__(self, net: VirtualNetwork, rank: int) -> None:
         self.net = net
@@ -52,13 +57,16 @@ class Node:
         self.messages = self.bytes = 0  # in and out
         self.ready_at = float("inf")  # when it knew that all ranks are here
         self.inbox: list[Event] = []
-        self.asked_by: list[int] = []
-        self.sockets = VirtualSockets(self)
+        self.foreign = 0
+        self.states = RankStates(0)
+        self.members: dict[int, Pipe] = {}
+        self._asked_at: dict[int, float] = {}  # when each rank was asked that hasn't answered
+        self._coordinator: int | None = None
         self.protocol = WorldProtocol(
             rank,
             net.world,
             net.liveness,
-            sockets=self.sockets,  # type: ignore[arg-type]
+            sockets=self,  # type: ignore[arg-type]
             clock=lambda: net.now,
             on_met_or_failed=self._met_or_failed,
         )
@@ -66,6 +74,8 @@ class Node:
     def _met_or_failed(self) -> None:
         if self.protocol.ready:
             self.ready_at = min(self.ready_at, self.net.now)
+
+    # ---- its thread ----
 
     @property
     def wakes_at(self) -> float:
@@ -77,41 +87,141 @@ class Node:
 
     def turn(self) -> None:
         events, self.inbox = self.inbox, []
+        heard = [event for event in events if not isinstance(event, Asked)]
         for event in events:
             if isinstance(event, Received):
                 self.spend(self.net.costs.receive)
-        for asker in self.asked_by:
-            self.spend(self.net.costs.connect)
-            if not self.sockets.states.is_lost(asker):
-                events.append(Alive(asker))
-                self.net.nodes[asker].answered_later(self.rank, Alive(self.rank))
-        self.asked_by = []
-        self.protocol.step(events)
+            elif isinstance(event, Asked):
+                self.spend(self.net.costs.connect)
+                if not self.states.is_lost(event.rank):
+                    heard.append(Alive(event.rank))
+                    self.net.nodes[event.rank]._answered(self.rank, Alive(self.rank))
+        self.protocol.step(heard)
 
     def hear(self, event: Event) -> None:
         self.inbox.append(event)
         self.net.wake(self)
 
-    def hear_later(self, sender: int, event: Event) -> None:
-        """``event`` comes from ``sender``'s host, unless the network is cut then."""
+    def _answered(self, asked: int, answer: Event) -> None:
+        """The answer comes from the other's host, unless the network is cut then."""
+        self._asked_at.pop(asked, None)
 
         def arrive() -> None:
-            if not self.net.is_cut(sender, self.rank) and not self.killed:
-                self.hear(event)
+            if not self.net.is_cut(asked, self.rank) and not self.killed:
+                self.hear(answer)
 
         self.net.at(self.net.later(), arrive)
-
-    def answered_later(self, asked: int, answer: Event) -> None:
-        self.sockets.questions.pop(asked, None)
-        self.hear_later(asked, answer)
 
     def kill(self) -> None:
         """The process ends: the others' connections break, and its host refuses new ones."""
         self.killed = True
-        for rank, pipe in list(self.sockets.members.items()):
-            pipe.close()
+        for rank, pipe in list(self.members.items()):
+            pipe.open = False
             if not self.net.is_cut(rank, self.rank):
-                self.net.nodes[rank].sockets.lose(self.rank)
+                self.net.nodes[rank]._lose(self.rank)
+
+    # ---- connections ----
+
+    def follow(self, coordinator: int | None, now: float) -> None:
+        if self._coordinator is not None and self._coordinator in self.members:
+            self.hang_up(self._coordinator)
+            self.net.nodes[self._coordinator]._lose(self.rank)
+        self._coordinator = coordinator
+        self.tick(now, 0.0)
+
+    def tick(self, now: float, patience: float) -> None:
+        coordinator, net = self._coordinator, self.net
+        if coordinator is None or coordinator in self.members:
+            return
+        peer = net.nodes[coordinator]
+
+        def connect() -> None:
+            followed = self._coordinator == coordinator and coordinator not in self.members
+            if net.is_cut(self.rank, coordinator) or self.killed or not followed:
+                return
+            if peer.killed:
+                self.hear(Refused(coordinator))
+            elif peer.stopped:  # its host takes the connection, but it says nothing yet
+                net.at(net.later() + 0.01, connect)
+            else:
+                for end, other in ((self, peer), (peer, self)):
+                    end.members[other.rank] = Pipe(end, other)
+                    end.spend(net.costs.connect)
+                    end.hear(Connected(other.rank))
+
+        net.at(net.later(), connect)
+
+    def ask(self, ranks: Sequence[int], patience: float, now: float) -> None:
+        for rank in ranks:
+            if now - self._asked_at.get(rank, 0.0) < max(patience, QUESTION_SECONDS):
+                continue
+            self._asked_at[rank] = now
+            self.spend(self.net.costs.connect)
+
+            def question(peer: Node = self.net.nodes[rank]) -> None:
+                if self.net.is_cut(self.rank, peer.rank):
+                    return
+                if peer.killed:
+                    self._answered(peer.rank, Refused(peer.rank))
+                else:
+                    peer.hear(Asked(self.rank))
+
+            self.net.at(self.net.later(), question)
+
+    def send(self, rank: int, body: bytes) -> bool:
+        pipe = self.members.get(rank)
+        if pipe is not None:
+            pipe.send(body)
+        return pipe is not None
+
+    def hang_up(self, rank: int) -> None:
+        if rank in self.members:
+            self.members.pop(rank).open = False
+
+    def _lose(self, rank: int) -> None:
+        """The other end has closed the connection."""
+        pipe = self.members.get(rank)
+
+        def notice() -> None:
+            if pipe is not None and self.members.get(rank) is pipe and not self.killed:
+                self.hang_up(rank)
+                self.hear(Broken(rank))
+
+        self.net.at(self.net.later() + 0.002, notice)
+
+
+class Pipe:
+    """One direction of a connection: keeps the order, and holds back what is sent while cut."""
+
+    def __init__(self, source: Node, target: Node) -> None:
+        self.source, self.target = source, target
+        self.held: list[bytes] = []
+        self.open = True
+        self._last = 0.0
+
+    def send(self, body: bytes) -> None:
+        source, net = self.source, self.source.net
+        if self._holds(body):  # in order, behind what has to be sent again
+            return
+        source.spend(net.costs.send)
+        source.messages += 1
+        source.bytes += len(body)
+        self._last = max(self._last, net.later() + max(0.0, source.free_at - net.now))
+        net.at(self._last, lambda: self._arrive(body))
+
+    def _arrive(self, body: bytes) -> None:
+        target = self.target
+        if not self._holds(body) and self.open and not target.killed:
+            message: Any = unpack(body, target.net.world)
+            target.messages += 1
+            target.bytes += len(body)
+            target.hear(Received(self.source.rank, message))
+
+    def _holds(self, body: bytes) -> bool:
+        holds = bool(self.held) or self.source.net.is_cut(self.source.rank, self.target.rank)
+        if holds:
+            self.held.append(body)
+        return holds
 
 
 class VirtualNetwork:
@@ -184,130 +294,6 @@ class VirtualNetwork:
     def cut(self, some: Sequence[int]) -> None:
         rest = [rank for rank in range(self.world) if rank not in some]
         self.cuts |= {(a, b) for a in some for b in rest}
-
-
-class Pipe:
-    """One direction of a connection: keeps the order, and holds back what is sent while cut."""
-
-    def __init__(self, source: Node, target: Node) -> None:
-        self.source, self.target = source, target
-        self.held: list[bytes] = []
-        self._last = 0.0
-        self._open = True
-
-    def send(self, body: bytes) -> None:
-        if self.held or self.source.net.is_cut(self.source.rank, self.target.rank):
-            self.held.append(body)  # in order, behind what has to be sent again
-            return
-        net = self.source.net
-        self.source.spend(net.costs.send)
-        self.source.messages += 1
-        self.source.bytes += len(body)
-        wait = max(0.0, self.source.free_at - net.now)
-        self._last = max(self._last, net.later() + wait)
-        net.at(self._last, lambda: self._arrive(body))
-
-    def _arrive(self, body: bytes) -> None:
-        if self.held or self.source.net.is_cut(self.source.rank, self.target.rank):
-            self.held.append(body)
-        elif self._open and not self.target.killed:
-            message: Any = unpack(body, self.source.net.world)
-            self.target.messages += 1
-            self.target.bytes += len(body)
-            self.target.hear(Received(self.source.rank, message))
-
-    def close(self) -> None:
-        self._open = False
-
-
-class VirtualSockets:
-    """What :class:`Connections` does, between nodes of a network."""
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.foreign = 0
-        self.states = RankStates(0)
-        self.members: dict[int, Pipe] = {}
-        self.questions: dict[int, float] = {}  # when each rank was asked that hasn't answered
-        self._coordinator: int | None = None
-
-    def follow(self, coordinator: int | None, now: float) -> None:
-        if self._coordinator is not None and self._coordinator in self.members:
-            self.members.pop(self._coordinator).close()
-            self._node.net.nodes[self._coordinator].sockets.lose(self._node.rank)
-        self._coordinator = coordinator
-        self.tick(now, 0.0)
-
-    def tick(self, now: float, patience: float) -> None:
-        coordinator, node, net = self._coordinator, self._node, self._node.net
-        if coordinator is None or coordinator in self.members:
-            return
-        peer = net.nodes[coordinator]
-
-        def connect() -> None:
-            if (
-                net.is_cut(node.rank, coordinator)
-                or node.killed
-                or self._coordinator != coordinator
-                or coordinator in self.members
-            ):
-                return
-            if peer.killed:
-                node.hear(Refused(coordinator))
-                return
-            if peer.stopped:  # its host takes the connection, but it says nothing yet
-                net.at(net.later() + 0.01, connect)
-                return
-            self.members[coordinator] = Pipe(node, peer)
-            peer.sockets.members[node.rank] = Pipe(peer, node)
-            for end, other in ((node, peer), (peer, node)):
-                end.spend(net.costs.connect)
-                end.hear(Connected(other.rank))
-
-        net.at(net.later(), connect)
-
-    def ask(self, ranks: Sequence[int], patience: float, now: float) -> None:
-        node, net = self._node, self._node.net
-        for rank in ranks:
-            peer = net.nodes[rank]
-            if now - self.questions.get(rank, 0.0) < max(patience, QUESTION_SECONDS):
-                continue
-            self.questions[rank] = now
-            node.spend(net.costs.connect)
-
-            def question(peer: Node = peer) -> None:
-                if net.is_cut(node.rank, peer.rank):
-                    return
-                if peer.killed:
-                    node.answered_later(peer.rank, Refused(peer.rank))
-                else:
-                    peer.asked_by.append(node.rank)
-                    peer.hear(Alive(-1))  # wakes it
-
-            net.at(net.later(), question)
-
-    def send(self, rank: int, body: bytes) -> bool:
-        pipe = self.members.get(rank)
-        if pipe is None:
-            return False
-        pipe.send(body)
-        return True
-
-    def hang_up(self, rank: int) -> None:
-        if rank in self.members:
-            self.members.pop(rank).close()
-
-    def lose(self, rank: int) -> None:
-        """The other end has closed the connection."""
-        net = self._node.net
-        pipe = self.members.get(rank)
-
-        def notice() -> None:
-            if pipe is not None and self.members.get(rank) is pipe and not self._node.killed:
-                self.members.pop(rank).close()
-                self._node.hear(Broken(rank))
-
-        net.at(net.later() + 0.002, notice)
 
 
 # ---- a large job ----

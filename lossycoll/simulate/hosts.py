@@ -9,14 +9,14 @@ their buffers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
 from lossycoll._sim import ffi, lib
 
 from ..errors import EngineError, OptionError
-from ..lab.network import ETHERNET_BYTES, Link, Network, Port, queue_bytes
+from ..lab.network import ETHERNET_BYTES, Network, Port, link_fields, port_fields
 from ..options.fields import Options
 from ..plan import Plan, Topology
 from ..runtime.collectives.endpoint import Endpoint
@@ -252,20 +252,20 @@ class Hosts:
         links."""
         if any(link.policer_ms is not None for link in network.all_links):
             raise OptionError("a simulation has policers at ports alone: give policer_ms to a port")
-        known = network.total_hosts
-        usual = _link(network.link, network.mtu)
+        known, mtu = network.total_hosts, network.mtu
+        usual = ffi.new("lab_link *", link_fields(network.link, mtu))
         for site in range(self._sites):
-            for up in (0, 1):
-                gateway = _port(network.gateway, up, network.mtu)
-                lib.lc_sim_set_gateway(self._sim, site, up, gateway)
+            self._set_port(lib.lc_sim_set_gateway, site, network.gateway, mtu)
         for host in range(self._hosts):
-            port = network.port_of(host) if host < known else network.port
-            for up in (0, 1):
-                lib.lc_sim_set_port(self._sim, host, up, _port(port, up, network.mtu))
+            self._set_port(lib.lc_sim_set_port, host, network.port_of(host), mtu)
             for other in range(self.topology.n_hosts):
-                both = max(host, other) < known and host != other
-                link = _link(network.link_of(host, other), network.mtu) if both else usual
+                differs = max(host, other) < known and host != other
+                link = [link_fields(network.link_of(host, other), mtu)] if differs else usual
                 lib.lc_sim_set_path(self._sim, host, other, link)
+
+    def _set_port(self, by: Any, number: int, port: Port, mtu: int) -> None:
+        for up, rate in zip((1, 0), port_fields(port, mtu), strict=True):
+            by(self._sim, number, up, [rate])
 
     @property
     def now(self) -> float:
@@ -316,34 +316,15 @@ class Hosts:
         return ends, Code.PENDING if waiting else Code(min(codes)), reports
 
     def counts(self) -> Counts:
-        all_ = ffi.new("lc_sim_counts *")
-        lib.lc_sim_counted(self._sim, all_)
-        port, gateway = lib.lc_sim_port_counted, lib.lc_sim_gateway_counted
-        down, up = (
-            [self._counted(port, host, way) for host in range(self._hosts)] for way in (0, 1)
-        )
-        gateways = [self._counted(gateway, i, way) for i in range(self._sites) for way in (0, 1)]
-        policed = sum(one.policed for one in (*up, *down, *gateways))
-        dropped = sum(one.dropped for one in (*up, *down, *gateways))
-        return Counts(
-            packets=all_.sent,
-            bytes=sum(one.bytes for one in up),
-            dropped_up=sum(one.dropped for one in up),
-            dropped_down=sum(one.dropped for one in down),
-            dropped_gateway=sum(one.dropped for one in gateways),
-            dropped_link=all_.dropped - dropped - policed,
-            policed=policed,
-            lost=all_.lost,
-            overflow=all_.overflow,
-            local_packets=all_.local_packets,
-            local_bytes=all_.local_bytes,
-            turns=all_.turns,
-        )
+        found = ffi.new("lc_sim_counts *")
+        lib.lc_sim_counted(self._sim, found)
+        return Counts(*(getattr(found, one.name) for one in fields(Counts)))
 
-    def _counted(self, by: Any, number: int, up: int) -> Any:
-        counts = ffi.new("lc_sim_port_counts *")
-        by(self._sim, number, up, counts)
-        return counts
+
+def missing_of(reports: Sequence[Report]) -> float:
+    """Share of the packets that was given up."""
+    missing = sum(report.packets_missing for report in reports)
+    return missing / (missing + sum(report.packets_received for report in reports) or 1)
 
 
 def traffic_of(plans: Sequence[Plan], topology: Topology) -> dict[str, list[list[int]]]:
@@ -368,34 +349,3 @@ def traffic_of(plans: Sequence[Plan], topology: Topology) -> dict[str, list[list
 def _engine() -> Any:
     turn, idle_ns, wait = (ffi.cast("void *", one) for one in step_functions())
     return ffi.new("lc_sim_engine *", {"turn": turn, "idle_ns": idle_ns, "wait": wait})
-
-
-def _ns(ms: float) -> int:
-    return round(ms * 1e6)
-
-
-def _port(port: Port, up: int, mtu: int) -> Any:
-    out = ffi.new("lc_sim_port *")
-    mbit = port.up_mbit if up else port.down_mbit
-    if not mbit:
-        return out
-    rate = mbit * 125_000
-    room = round(queue_bytes(mbit, port, mtu) / rate * 1e9)
-    if port.policer_ms is None:
-        out.bytes_per_s, out.queue_ns = rate, room
-    else:
-        out.police_bytes_per_s, out.police_ns = rate, room
-    return out
-
-
-def _link(link: Link, mtu: int) -> Any:
-    out = ffi.new("lc_sim_path *")
-    out.delay_ns = _ns(link.delay_ms - link.jitter_ms)
-    out.ordered = link.jitter_ms > 0
-    out.jitter_ns = _ns(2 * link.jitter_ms) if link.jitter_ms else _ns(link.spread_ms)
-    out.late, out.late_ns = link.reorder, _ns(link.hold_ms)
-    out.loss, out.burst, out.twice = link.loss, link.burst, link.duplicate
-    if link.rate_mbit:
-        out.bytes_per_s = link.rate_mbit * 125_000
-        out.queue_ns = round(queue_bytes(link.rate_mbit, link, mtu) / out.bytes_per_s * 1e9)
-    return out

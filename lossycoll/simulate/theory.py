@@ -10,7 +10,7 @@ are likeliest to come from. ``threshold.curve`` starts from times themselves.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
@@ -34,84 +34,57 @@ likelihood alone it would start at the shortest time itself, where its density i
 # ---- distributions of one micro-batch's time, in seconds ----
 
 
-@dataclass(frozen=True)
-class Normal:
+@dataclass
+class Noise:
+    """Distribution of independent micro-batches' times."""
+
+    words: str
     mean: float
     std: float
+    cdf: Callable[[Times], Times]  # the probability of each time or less
 
     def __str__(self) -> str:
-        return f"normal, {self.mean:.4g} s +- {self.std:.4g} s"
-
-    def cdf(self, seconds: Times) -> Times:
-        return normal_cdf(seconds, self.mean, self.std)
+        return self.words
 
 
-@dataclass(frozen=True)
-class LogNormal:
+def normal(mean: float, std: float) -> Noise:
+    words = f"normal, {mean:.4g} s +- {std:.4g} s"
+    return Noise(words, mean, std, lambda seconds: normal_cdf(seconds, mean, std))
+
+
+def log_normal(start: float, log_mean: float, log_std: float) -> Noise:
     """``start`` plus a log-normal, of whose logarithm the mean and the deviation are given."""
+    median, above = start + math.exp(log_mean), math.exp(log_mean + log_std**2 / 2)
+    words = f"log-normal above {start:.4g} s, median {median:.4g} s, sigma {log_std:.3g}"
 
-    start: float
-    log_mean: float
-    log_std: float
+    def cdf(seconds: Times) -> Times:
+        logs = np.log(np.maximum(seconds - start, np.finfo(np.float64).tiny))
+        return normal_cdf(logs, log_mean, log_std)
 
-    def __str__(self) -> str:
-        median = self.start + math.exp(self.log_mean)
-        return (
-            f"log-normal above {self.start:.4g} s, median {median:.4g} s, sigma {self.log_std:.3g}"
-        )
-
-    @property
-    def mean(self) -> float:
-        return self.start + math.exp(self.log_mean + self.log_std**2 / 2)
-
-    @property
-    def std(self) -> float:
-        return (self.mean - self.start) * math.sqrt(math.expm1(self.log_std**2))
-
-    def cdf(self, seconds: Times) -> Times:
-        above = np.log(np.maximum(seconds - self.start, np.finfo(np.float64).tiny))
-        return normal_cdf(above, self.log_mean, self.log_std)
+    return Noise(words, start + above, above * math.sqrt(math.expm1(log_std**2)), cdf)
 
 
-@dataclass(frozen=True)
-class Exponential:
+def exponential(start: float, excess: float) -> Noise:
     """``start`` plus an exponential of the mean ``excess``."""
+    words = f"exponential above {start:.4g} s, mean {start + excess:.4g} s"
 
-    start: float
-    excess: float
+    def cdf(seconds: Times) -> Times:
+        return -np.expm1(-np.maximum(seconds - start, 0.0) / excess)
 
-    def __str__(self) -> str:
-        return f"exponential above {self.start:.4g} s, mean {self.mean:.4g} s"
-
-    @property
-    def mean(self) -> float:
-        return self.start + self.excess
-
-    @property
-    def std(self) -> float:
-        return self.excess
-
-    def cdf(self, seconds: Times) -> Times:
-        return -np.expm1(-np.maximum(seconds - self.start, 0.0) / self.excess)
+    return Noise(words, start + excess, excess, cdf)
 
 
-class Empirical:
+def empirical(times: ArrayLike) -> Noise:
     """The recorded times, each equally likely; NaN is ignored. No tail beyond the longest one."""
+    rising = np.sort(_given(times))
+    mean, std = float(rising.mean()), float(rising.std())
+    words = f"{len(rising)} recorded times, {mean:.4g} s +- {std:.4g} s"
 
-    def __init__(self, times: ArrayLike) -> None:
-        self.rising = np.sort(_given(times))
-        self.mean = float(self.rising.mean())
-        self.std = float(self.rising.std())
+    def cdf(seconds: Times) -> Times:
+        return np.searchsorted(rising, seconds, side="right") / len(rising)
 
-    def __str__(self) -> str:
-        return f"{len(self.rising)} recorded times, {self.mean:.4g} s +- {self.std:.4g} s"
+    return Noise(words, mean, std, cdf)
 
-    def cdf(self, seconds: Times) -> Times:
-        return np.searchsorted(self.rising, seconds, side="right") / len(self.rising)
-
-
-Noise = Normal | LogNormal | Exponential | Empirical
-"""The distribution of independent micro-batches' times."""
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
 
@@ -139,17 +112,17 @@ def fit(times: ArrayLike) -> Noise:
     seconds = _given(times)
     mean, std, least = float(seconds.mean()), float(seconds.std()), float(seconds.min())
     if std <= 1e-9 * mean:
-        return Normal(mean, std)
+        return normal(mean, std)
     excess = mean - least
     candidates: list[tuple[float, Noise]] = [
-        (-math.log(std) - 0.5 * math.log(2 * math.pi) - 0.5, Normal(mean, std)),
-        (-math.log(excess) - 1, Exponential(least, excess)),
+        (-math.log(std) - 0.5 * math.log(2 * math.pi) - 0.5, normal(mean, std)),
+        (-math.log(excess) - 1, exponential(least, excess)),
     ]
     for start in STARTS if least > 0 else ():
         logs = np.log(seconds - start * least)
         log_mean, log_std = float(logs.mean()), float(logs.std())
         likelihood = -log_mean - math.log(log_std) - 0.5 * math.log(2 * math.pi) - 0.5
-        candidates.append((likelihood, LogNormal(start * least, log_mean, log_std)))
+        candidates.append((likelihood, log_normal(start * least, log_mean, log_std)))
     return max(candidates, key=lambda candidate: candidate[0])[1]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import OptionError
+from ..options.ranges import is_number, is_real
 
 Times = NDArray[np.float64]
 
@@ -130,57 +132,51 @@ def parse(content: Any) -> Recorded:
         "communication_seconds",
         "a step's seconds without its compute (step time less the slowest rank's micro-batches)",
     )
-    steps = _list(content["micro_batch_seconds"], "micro_batch_seconds", "steps")
-    rows: list[list[list[float]]] = []
-    for step, given in enumerate(steps):
-        ranks = enumerate(_list(given, f"step {step}", "ranks"))
-        rows.append([_batches(batches, f"step {step}, rank {rank}") for rank, batches in ranks])
-        if len(rows[-1]) != len(rows[0]):
+    steps = _nested(content["micro_batch_seconds"])
+    for step, ranks in enumerate(steps):
+        if len(ranks) != len(steps[0]):
             raise OptionError(
-                f"step {step} has {len(rows[-1])} ranks, step 0 has {len(rows[0])}; wanted: every "
+                f"step {step} has {len(ranks)} ranks, step 0 has {len(steps[0])}; wanted: every "
                 f"rank in every step, so leave out a step that a rank didn't record"
             )
-    times = np.full((len(rows), len(rows[0]), max(len(b) for row in rows for b in row)), np.nan)
-    for number, row in enumerate(rows):
-        for rank, batches in enumerate(row):
-            times[number, rank, : len(batches)] = batches
-    return Recorded(checked(times), communication)
+    most = max(len(batches) for ranks in steps for batches in ranks)
+    padded = [[[*rank, *[math.nan] * (most - len(rank))] for rank in ranks] for ranks in steps]
+    return Recorded(checked(padded), communication)
 
 
-def _batches(content: Any, where: str) -> list[float]:
-    what = "its compute time by a monotonic clock (leave out what wasn't recorded)"
-    batches = enumerate(_list(content, where, "micro-batches"))
-    return [_seconds(value, f"{where}, micro-batch {number}", what) for number, value in batches]
+LEVELS: Final = ("step", "rank", "micro-batch")
 
 
-def _list(value: Any, where: str, of: str) -> list[Any]:
+def _nested(value: Any, *place: int) -> Any:
+    """Lists of lists of lists of seconds. ``place``: step, rank and micro-batch of ``value``."""
+    if len(place) == len(LEVELS) and is_real(value, 0, math.inf):
+        return float(value)
+    named = zip(LEVELS, place, strict=False)
+    where = ", ".join(f"{name} {number}" for name, number in named) or "micro_batch_seconds"
+    if len(place) == len(LEVELS):
+        clock = "its compute time by a monotonic clock (leave out what wasn't recorded)"
+        return _seconds(value, where, clock)
+    of = ("steps", "ranks", "micro-batches")[len(place)]
     if not isinstance(value, list):
         raise OptionError(f"{where}: {_kind(value)}; wanted: a list of {of}, nested as in {SHAPE}")
     if not value:
         raise OptionError(f"{where}: an empty list; wanted: at least one of its {of}")
-    return value
+    return [_nested(one, *place, number) for number, one in enumerate(value)]
 
 
 def _seconds(value: Any, where: str, what: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise OptionError(f"{where}: {_kind(value)}; wanted: a number of seconds, {what}")
-    try:
-        seconds = float(value)
-    except OverflowError:
-        seconds = math.inf
-    if not 0 <= seconds < math.inf:
-        raise OptionError(
-            f"{where}: {seconds:g} s; wanted: a finite number of seconds >= 0, {what}"
-        )
-    return seconds
+    if not is_real(value, 0, math.inf):
+        shown = math.inf if value > sys.float_info.max else value
+        raise OptionError(f"{where}: {shown:g} s; wanted: a finite number of seconds >= 0, {what}")
+    return float(value)
 
 
 def _kind(value: Any) -> str:
     """A value of the wrong type, in JSON's words."""
-    if isinstance(value, bool) or value is None:
-        return json.dumps(value)
-    if isinstance(value, dict):
-        return "an object"
-    if isinstance(value, list):
-        return "a list"
-    return f"the text {value[:20]!r}" if isinstance(value, str) else f"the number {value!r}"
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    if isinstance(value, str):
+        return f"the text {value[:20]!r}"
+    return f"the number {value!r}" if is_number(value) else json.dumps(value)

@@ -20,7 +20,7 @@ from ..lab.network import Network
 from ..options.fields import Options
 from ..runtime.world.failure_detector import SILENT_SHARE
 from .collective import Load, grain_of, topology_of
-from .hosts import MOST_KNOWN, Hosts
+from .hosts import MOST_KNOWN, Hosts, missing_of
 
 METHODS: Final = ("plain", "drift_bound", "sharded")
 PERIOD: Final = 16
@@ -203,12 +203,9 @@ def _run(
     ends, code, of_all = world.finish(len(parts))
     if code:
         raise OptionError(f"a step failed with code {int(code)} ({code.name.lower()})")
-    # Of gradients, not of parameters.
-    reports = [
+    of_gradients = [
         report
         for (_, number, rank), report in zip(due, of_all, strict=True)
         if parts[rank][number].collective != "all_gather"
     ]
-    missing = sum(report.packets_missing for report in reports)
-    expected = missing + sum(report.packets_received for report in reports)
-    return ends, missing / expected if expected else 0.0
+    return ends, missing_of(of_gradients)

@@ -18,28 +18,11 @@
 
 #include <stdint.h>
 
+#include "links.h"
+
 /* cdef begin */
 enum { LAB_HOSTS = 64, LAB_TEXT = 200 };
 enum { LAB_STARTING = 0, LAB_READY = 1, LAB_FAILED = 2, LAB_ENDED = 3 };
-
-/* A queue of limited rate, or a policer: a bucket of tokens that the rate fills, and no queue. */
-typedef struct {
-    double bytes_per_s; /* of Ethernet frames without checksum; 0: no limit, and so no queue */
-    double queue_bytes; /* what may wait, the packet on the wire included; a policer's bucket */
-    uint32_t polices;   /* 1: what passes isn't delayed, and what finds no tokens is dropped */
-} lab_rate;
-
-typedef struct {
-    double begin;   /* chance that a packet is lost after one that wasn't */
-    double go_on;   /* chance that a packet is lost after one that was */
-    double double_; /* share of packets that arrive twice */
-    double reorder; /* share of packets that are held back by hold_ns, behind others */
-    double hold_ns;
-    double delay_ns;
-    double jitter_ns; /* the delay wanders between delay - jitter and delay + jitter */
-    double spread_ns; /* each packet's own further delay, up to this: packets overtake */
-    lab_rate rate;
-} lab_link;
 
 typedef struct {
     uint64_t packets;   /* offered; as they are on the wire, whatever aggregates carried them */
@@ -103,9 +86,9 @@ typedef struct {
 
 /* Runs the switch until the other end of ``lifeline`` is closed, or its parent is gone; then ends
  * every process in its namespaces. Each byte from lifeline asks for the tables to be read again.
- * ``memory`` is a descriptor of a lab_shared, ``ready`` is closed once state is no longer
- * LAB_STARTING. Returns 0, or -1 with the reason in state, error and text. */
-int lab_switch(int memory, int lifeline, int ready);
+ * ``memory`` is a descriptor of a lab_shared. Returns 0, or -1 with the reason in state, error and
+ * text. */
+int lab_switch(int memory, int lifeline);
 
 /* What became of numbered packets. */
 typedef struct {

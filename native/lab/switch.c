@@ -164,7 +164,7 @@ static void close_devices(lab_switch_state *self) {
             close(self->device[host]);
 }
 
-int lab_switch(int memory, int lifeline, int ready) {
+int lab_switch(int memory, int lifeline) {
     lab_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     lab_switch_state *self = calloc(1, sizeof *self);
     if (shared == MAP_FAILED || !self || shared->hosts > LAB_HOSTS) {
@@ -186,7 +186,6 @@ int lab_switch(int memory, int lifeline, int ready) {
         self->start = clock_ns();
     }
     __atomic_store_n(&shared->state, status ? LAB_FAILED : LAB_READY, __ATOMIC_RELEASE);
-    close(ready);
     if (!status) {
         serve(self, lifeline);
         lab_hosts_reap(shared);

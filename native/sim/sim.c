@@ -43,6 +43,7 @@ struct lc_sim {
     sim_rank *ranks; /* and behind the last one, what wakes for gateways */
     uint16_t *heap;  /* of these: who wakes next is first */
     uint16_t places;
+    int has_sites;
     uint32_t awaited;
     uint64_t turns;
 };
@@ -192,38 +193,50 @@ void lc_sim_take(lc_sim *sim, uint16_t rank, void *host) {
 
 /* ---- the network ---- */
 
-static void set_port(memory_port *to, const lc_sim_port *port) {
-    to->bytes_per_s = port->bytes_per_s;
-    to->queue_ns = port->queue_ns;
-    to->police_bytes_per_s = port->police_bytes_per_s;
-    to->police_ns = port->police_ns;
+static uint64_t ns_of(double ns) {
+    return (uint64_t)(ns + 0.5);
 }
 
-void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lc_sim_port *port) {
-    set_port(up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place), port);
+/* What a queue or a bucket holds, in time. */
+static uint64_t room_of(const lab_rate *rate) {
+    return rate->bytes_per_s > 0 ? ns_of(rate->queue_bytes / rate->bytes_per_s * 1e9) : 0;
+}
+
+static void set_port(memory_port *to, const lab_rate *rate) {
+    to->bytes_per_s = rate->polices ? 0 : rate->bytes_per_s;
+    to->queue_ns = rate->polices ? 0 : room_of(rate);
+    to->police_bytes_per_s = rate->polices ? rate->bytes_per_s : 0;
+    to->police_ns = rate->polices ? room_of(rate) : 0;
+}
+
+void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lab_rate *rate) {
+    set_port(up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place), rate);
 }
 
 void lc_sim_set_sites(lc_sim *sim, const uint16_t *sites) {
     memory_set_sites(sim->net, sites);
+    sim->has_sites = 1;
 }
 
-void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lc_sim_port *port) {
-    set_port(up ? memory_gateway_out(sim->net, site) : memory_gateway_in(sim->net, site), port);
+void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lab_rate *rate) {
+    set_port(up ? memory_gateway_out(sim->net, site) : memory_gateway_in(sim->net, site), rate);
 }
 
-void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lc_sim_path *path) {
+void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lab_link *link) {
     memory_path *p = memory_path_of(sim->net, from, to);
-    p->delay_ns = path->delay_ns;
-    p->jitter_ns = path->jitter_ns;
-    p->ordered = path->ordered;
-    p->late = path->late;
-    p->late_ns = path->late_ns;
-    p->loss = path->loss;
-    p->cut = path->loss >= 1;
-    p->burst = path->burst;
-    p->twice = path->twice;
-    p->bytes_per_s = path->bytes_per_s;
-    p->queue_ns = path->queue_ns;
+    int alone = link->begin == link->go_on; /* losses, each by itself */
+    double end = 1 - link->go_on;
+    p->loss = alone ? link->begin : link->begin / (link->begin + end);
+    p->burst = alone ? 1 : 1 / end;
+    p->cut = p->loss >= 1;
+    p->ordered = link->jitter_ns > 0;
+    p->delay_ns = ns_of(link->delay_ns - link->jitter_ns);
+    p->jitter_ns = ns_of(p->ordered ? 2 * link->jitter_ns : link->spread_ns);
+    p->late = link->reorder;
+    p->late_ns = ns_of(link->hold_ns);
+    p->twice = link->double_;
+    p->bytes_per_s = link->rate.bytes_per_s;
+    p->queue_ns = room_of(&link->rate);
 }
 
 void lc_sim_set_memory(lc_sim *sim, uint16_t place, uint64_t delay_ns, double bytes_per_s) {
@@ -342,26 +355,24 @@ void lc_sim_stop(lc_sim *sim, uint16_t rank) {
     set_wakes(sim, rank, UINT64_MAX);
 }
 
-static lc_sim_port_counts counts_at(const memory_port *p) {
-    return (lc_sim_port_counts){p->packets, p->bytes, p->dropped, p->policed};
-}
-
-void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts) {
-    *counts = counts_at(up ? memory_port_up(sim->net, place) : memory_port_down(sim->net, place));
-}
-
-void lc_sim_gateway_counted(lc_sim *sim, uint16_t site, int up, lc_sim_port_counts *counts) {
-    *counts =
-        counts_at(up ? memory_gateway_out(sim->net, site) : memory_gateway_in(sim->net, site));
-}
-
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts) {
     memory_counts found = memory_counts_of(sim->net);
-    *counts = (lc_sim_counts){.sent = found.sent,
-                              .lost = found.lost,
-                              .doubled = found.doubled,
-                              .dropped = found.dropped,
-                              .turns = sim->turns};
+    *counts = (lc_sim_counts){.packets = found.sent, .lost = found.lost, .turns = sim->turns};
+    for (uint16_t i = 0; i < sim->places; i++) {
+        const memory_port *up = memory_port_up(sim->net, i), *down = memory_port_down(sim->net, i);
+        counts->bytes += up->bytes;
+        counts->dropped_up += up->dropped;
+        counts->dropped_down += down->dropped;
+        counts->policed += up->policed + down->policed;
+    }
+    for (uint16_t i = 0; sim->has_sites && i < sim->places; i++) {
+        const memory_port *out = memory_gateway_out(sim->net, i);
+        const memory_port *in = memory_gateway_in(sim->net, i);
+        counts->dropped_gateway += out->dropped + in->dropped;
+        counts->policed += out->policed + in->policed;
+    }
+    counts->dropped_link = found.dropped - counts->dropped_up - counts->dropped_down -
+                           counts->dropped_gateway - counts->policed;
     for (uint16_t i = 0; i < sim->config.ranks; i++)
         counts->overflow += memory_overflow(sim->net, i);
     if (!sim->local)

@@ -9,6 +9,8 @@
 
 #include <stdint.h>
 
+#include "../lab/links.h"
+
 /* cdef begin */
 
 /* The engine's functions (step.h, lossycoll.h), which are in another library. */
@@ -30,38 +32,13 @@ typedef struct {
     uint64_t seed;
 } lc_sim_config;
 
-/* One direction of a host's connection. */
 typedef struct {
-    double bytes_per_s;        /* 0: no bound */
-    uint64_t queue_ns;         /* what would wait longer is dropped; 0: it waits */
-    double police_bytes_per_s; /* of a token bucket without a queue; 0: there is none */
-    uint64_t police_ns;        /* what it lets through at once */
-} lc_sim_port;
-
-/* From one host to another. */
-typedef struct {
-    uint64_t delay_ns;
-    uint64_t jitter_ns; /* up to so much more */
-    uint8_t ordered;    /* packets don't overtake each other, and the delay wanders */
-    double late;        /* share that takes late_ns more */
-    uint64_t late_ns;
-    double loss;
-    double burst;       /* mean length of a run of losses */
-    double twice;       /* share that comes twice */
-    double bytes_per_s; /* as of a port */
-    uint64_t queue_ns;
-} lc_sim_path;
-
-typedef struct {
-    uint64_t packets, bytes; /* that came to it, what wire_bytes says included */
-    uint64_t dropped, policed;
-} lc_sim_port_counts;
-
-typedef struct {
-    uint64_t sent; /* packets, of the network */
-    uint64_t lost; /* by the paths' own chance */
-    uint64_t doubled;
-    uint64_t dropped;                    /* at ports and bottlenecks of paths */
+    uint64_t packets, bytes;             /* sent between hosts; bytes with wire_bytes */
+    uint64_t dropped_up, dropped_down;   /* by the queues before hosts' ports, */
+    uint64_t dropped_gateway;            /* before sites' gateways, */
+    uint64_t dropped_link;               /* and before the rates of links */
+    uint64_t policed;                    /* at ports and gateways */
+    uint64_t lost;                       /* by the links' own chance */
     uint64_t overflow;                   /* found a receive buffer full */
     uint64_t local_packets, local_bytes; /* within hosts */
     uint64_t turns;                      /* of the engine */
@@ -82,13 +59,13 @@ void lc_sim_fold_step(lc_sim *sim, uint32_t op, uint16_t step);
 void *lc_sim_setting(lc_sim *sim, uint16_t rank);
 /* The rank's host, an lc_host, that was opened with it: it takes turns from now on. */
 void lc_sim_take(lc_sim *sim, uint16_t rank, void *host);
-/* Of a host, up: to the network. */
-void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lc_sim_port *port);
-void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lc_sim_path *path);
+/* Of a host, up: to the network. A policer stands there alone, not at a link. */
+void lc_sim_set_port(lc_sim *sim, uint16_t place, int up, const lab_rate *rate);
+void lc_sim_set_path(lc_sim *sim, uint16_t from, uint16_t to, const lab_link *link);
 /* Hosts are in sites, by host: numbers from 0, fewer than hosts. Once, before anything is sent. */
 void lc_sim_set_sites(lc_sim *sim, const uint16_t *sites);
 /* Of a site, which its hosts share; up: to other sites. */
-void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lc_sim_port *port);
+void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lab_rate *rate);
 /* Of what goes through a host's memory. */
 void lc_sim_set_memory(lc_sim *sim, uint16_t place, uint64_t delay_ns, double bytes_per_s);
 /* A rank has submitted an operation to an lc_group: it is awaited. Returns 0 if too many are. */
@@ -102,8 +79,6 @@ uint64_t lc_sim_now(const lc_sim *sim);
 /* When the last of the operations that are awaited ended, and the code of one that failed; 0: it
  * has not. */
 uint64_t lc_sim_ended(const lc_sim *sim, uint16_t rank, int *code);
-void lc_sim_port_counted(lc_sim *sim, uint16_t place, int up, lc_sim_port_counts *counts);
-void lc_sim_gateway_counted(lc_sim *sim, uint16_t site, int up, lc_sim_port_counts *counts);
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts);
 
 /* cdef end */

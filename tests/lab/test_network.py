@@ -23,7 +23,6 @@ from lossycoll.lab import (
     Port,
     backends,
     counters,
-    leftovers,
     netem,
     network_io,
     nft,
@@ -408,26 +407,6 @@ def test_an_interpreter_that_this_user_may_not_run_is_a_finding(
     for name in ("interpreter", "backend switch"):
         assert not found[name].good
         assert f"can't run {file} as user" in found[name].found
-
-
-def test_a_laboratory_is_alive_as_long_as_its_maker() -> None:
-    mine = leftovers.new_name()
-    token, pid, started, space = mine.split("-")
-    assert leftovers.is_alive(mine)
-    # The number was used again.
-    assert not leftovers.is_alive(f"{token}-{pid}-{int(started) + 1}-{space}")
-    assert not leftovers.is_alive(f"{token}-{2**22 + 1}-5-{space}")
-    assert leftovers.is_alive("of another version")
-
-
-def test_a_laboratory_of_another_namespace_of_processes_is_alive() -> None:
-    """As one in a container is to the host, which counts its processes otherwise."""
-    token, _, _, space = leftovers.new_name().split("-")
-    gone = f"{token}-{2**22 + 1}-5"
-    assert not leftovers.is_alive(f"{gone}-{space}")
-    assert leftovers.is_alive(f"{gone}-{int(space) + 1}")
-    assert leftovers.is_alive(f"{gone}-0")
-    assert leftovers.is_alive(gone)  # of a version that didn't tell
 
 
 def test_a_laboratory_must_be_started() -> None:

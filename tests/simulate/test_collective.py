@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from lossycoll.errors import OptionError
-from lossycoll.lab.network import ETHERNET_BYTES, Link, Network, Port
+from lossycoll.lab.network import ETHERNET_BYTES, Link, Network, Port, link_fields
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.payload import HEADER_BYTES, IP_UDP_BYTES, payload_bytes
 from lossycoll.simulate import collective as module
-from lossycoll.simulate import hosts as hosts_module
 from lossycoll.simulate.collective import (
     COLLECTIVES,
     Change,
@@ -313,8 +312,8 @@ def test_what_a_link_drops_at_its_own_rate_is_counted_by_itself() -> None:
 def test_a_link_s_queue_holds_packets_of_the_network_s_size() -> None:
     """64 of them, where nothing is said: 25 ms of 1 Mbit/s hold two."""
     for mtu in (1500, 9000):
-        link = hosts_module._link(Link(rate_mbit=1), mtu)
-        assert link.queue_ns == pytest.approx(64 * (mtu + ETHERNET_BYTES) * 8e3, rel=1e-6)
+        rate = link_fields(Link(rate_mbit=1), mtu)["rate"]
+        assert rate["queue_bytes"] == 64 * (mtu + ETHERNET_BYTES)
 
 
 def test_a_link_s_policer_is_refused() -> None:

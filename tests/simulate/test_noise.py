@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.common.delays import Delayed
 from lossycoll import OptionError
-from lossycoll.simulate.theory import Exponential, LogNormal, Normal, fit
+from lossycoll.simulate.theory import exponential, fit, log_normal, normal
 from tests.support import dropcompute_checks as checks
 
 
@@ -28,19 +28,19 @@ def test_the_delay_has_the_moments_of_the_authors_code() -> None:
 
 
 @pytest.mark.parametrize(
-    "noise", [Normal(1.0, 0.1), LogNormal(0.0, -1.0, 0.7), Exponential(0.8, 0.2)], ids=str
+    "noise", [normal(1.0, 0.1), log_normal(0.0, -1.0, 0.7), exponential(0.8, 0.2)], ids=str
 )
 def test_a_fit_finds_what_was_drawn(noise: Any) -> None:
     drawn = checks.drawn(noise, 2, (20, 10, 30))
     drawn[0, 0, -3:] = np.nan
     found = fit(drawn)
-    assert type(found) is type(noise)
+    assert str(found).split()[0] == str(noise).split()[0]
     assert found.mean == pytest.approx(noise.mean, rel=0.02)
     assert found.std == pytest.approx(noise.std, rel=0.05)
 
 
 def test_a_fit_of_little() -> None:
-    assert fit([2.0, 2.0]) == Normal(2.0, 0.0)
+    assert str(fit([2.0, 2.0])) == "normal, 2 s +- 0 s"
     assert fit([2.0, 0.0]).mean == pytest.approx(1.0)
     with pytest.raises(OptionError, match="no times"):
         fit([math.nan])

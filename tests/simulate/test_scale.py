@@ -7,7 +7,7 @@ import pytest
 
 from lossycoll import OptionError
 from lossycoll.simulate import choose
-from lossycoll.simulate.theory import Empirical, noise_curve
+from lossycoll.simulate.theory import empirical, noise_curve
 from lossycoll.simulate.threshold import (
     FEWEST_STEPS,
     MOST_TIMES,
@@ -46,7 +46,7 @@ def test_thousands_of_ranks_from_many_recorded_steps() -> None:
     wanted = checks.best(checks.exact(4096))
     assert wanted.speedup - 0.15 < found.speedup < wanted.speedup + 0.02
     assert found.drop_rate == pytest.approx(wanted.drop_rate, abs=0.04)
-    independent = noise_curve(checks.THRESHOLDS, 4096, 12, Empirical(times), 0.0)
+    independent = noise_curve(checks.THRESHOLDS, 4096, 12, empirical(times), 0.0)
     assert checks.best(independent).speedup == pytest.approx(wanted.speedup, abs=0.03)
     wide = resampled(delayed(2, 2, 100), 20_000, 0)
     assert len(wide) == FEWEST_STEPS

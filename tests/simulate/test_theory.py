@@ -11,7 +11,7 @@ import pytest
 from benchmarks.common.delays import Delayed
 from lossycoll import OptionError
 from lossycoll.simulate import theory
-from lossycoll.simulate.theory import Empirical, Exponential, LogNormal, Normal
+from lossycoll.simulate.theory import empirical, exponential, log_normal, normal
 from lossycoll.simulate.threshold import curve
 from lossycoll.simulate.times import compute_seconds
 from tests.support import dropcompute_checks as checks
@@ -62,11 +62,11 @@ def test_the_normal_formula_is_too_hopeful_about_long_tails() -> None:
 @pytest.mark.parametrize(
     "noise",
     [
-        Normal(1.0, 0.1),
-        LogNormal(0.5, -1.0, 0.7),
-        Exponential(0.8, 0.2),
+        normal(1.0, 0.1),
+        log_normal(0.5, -1.0, 0.7),
+        exponential(0.8, 0.2),
         Delayed(),
-        Empirical([1, 2]),
+        empirical([1, 2]),
     ],
     ids=str,
 )

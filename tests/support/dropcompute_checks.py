@@ -15,10 +15,7 @@ from benchmarks.common.delays import Delayed
 from lossycoll.cli.plan_threshold import predict
 from lossycoll.simulate import choose
 from lossycoll.simulate.theory import (
-    Exponential,
-    LogNormal,
     Noise,
-    Normal,
     expected_maximum,
     noise_curve,
     normal_curve,
@@ -65,17 +62,10 @@ def best(points: Sequence[Point], most_dropped: float = 1.0) -> Point:
 
 
 def drawn(noise: Noise, seed: int, shape: tuple[int, ...]) -> Times:
-    """Independent times of a distribution."""
-    generator = np.random.default_rng(seed)
-    if isinstance(noise, Normal):
-        return np.maximum(generator.normal(noise.mean, noise.std, shape), 0.0)
-    if isinstance(noise, LogNormal):
-        return noise.start + generator.lognormal(noise.log_mean, noise.log_std, shape)
-    if isinstance(noise, Exponential):
-        return noise.start + generator.exponential(noise.excess, shape)
-    if isinstance(noise, Delayed):
-        return noise.draw(generator, shape)
-    return noise.rising[generator.integers(len(noise.rising), size=shape)]
+    """Independent times of a distribution, by the inverse of it."""
+    chances = np.random.default_rng(seed).random(shape)
+    seconds = np.linspace(0.0, noise.mean + 40 * noise.std, 1 << 16)
+    return np.interp(chances, noise.cdf(seconds), seconds)
 
 
 def delayed(*shape: int, seed: int = 0, clean: float = 1.0) -> Times:

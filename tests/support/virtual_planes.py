@@ -60,7 +60,7 @@ class VirtualNetwork(control.VirtualNetwork):
         """What was under way goes on."""
         self.cuts.clear()
         for node in self.nodes:
-            for pipe in list(node.sockets.members.values()):
+            for pipe in list(node.members.values()):
                 held, pipe.held = pipe.held, []
                 for body in held:
                     pipe.send(body)

@@ -169,7 +169,7 @@ def test_a_definition_that_can_not_be_is_malformed() -> None:
 
 def test_a_rank_that_was_given_up_hears_it_in_groups_that_it_opens_later() -> None:
     net = ready(3, 10.0)
-    net.nodes[1].sockets.states.move(1, RankState.LOST)
+    net.nodes[1].states.move(1, RankState.LOST)
     late = net.nodes[1].join(1, [0, 1, 2])
     assert late.log == [("dead", 1)]
 
@@ -215,14 +215,14 @@ def test_two_hundred_groups_cost_no_message_and_each_hears_of_a_death() -> None:
     net = ready(4, 10.0)
     sent = 0
     for node in net.nodes:
-        send = node.sockets.send
+        send = node.send
 
         def counted(rank: int, body: bytes, send: object = send) -> bool:
             nonlocal sent
             sent += b"addressed" in body
             return send(rank, body)  # type: ignore[operator,no-any-return]
 
-        node.sockets.send = counted  # type: ignore[method-assign]
+        node.send = counted  # type: ignore[method-assign]
     groups = [join(net, number, [0, 1, 2, 3]) for number in range(200)]
     net.run(20.0)
     assert sent == 0

@@ -190,7 +190,7 @@ def test_who_slept_for_long_but_was_waited_for_may_go_on_alone() -> None:
 def test_what_a_coordinator_reported_only_to_some_before_it_died_is_so() -> None:
     net = ready(4, LIVENESS)
     notes = group_of_all(net, outlive=True)
-    net.nodes[0].sockets.send(2, pack(Dead(3, LIVENESS, False)))
+    net.nodes[0].send(2, pack(Dead(3, LIVENESS, False)))
     net.nodes[0].protocol.groups.close(
         net.nodes[0].groups[GROUP][0]
     )  # it agrees on nothing any more
@@ -255,7 +255,7 @@ def test_views_that_cannot_be_and_losses_of_nobody_are_dropped() -> None:
         ["missed", 3],
     ]
     for body in absurd:
-        net.nodes[0].sockets.send(1, pack_addressed(body))
+        net.nodes[0].send(1, pack_addressed(body))
     net.run(0.1)
     assert net.nodes[1].protocol.foreign == len(absurd)
     assert not any(note.log for note in notes)

@@ -31,7 +31,7 @@ from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.queries import answers
 from lossycoll.runtime.world.rendezvous import Rendezvous
 
-from .builder import GroupBuilder, GroupSpec
+from .builder import WORLDS, GroupBuilder, GroupSpec, Parent
 from .connected import connected
 from .devices import check_device
 from .group_steps import (
@@ -45,7 +45,6 @@ from .group_steps import (
 )
 from .resource_limits import refused
 from .status import watch
-from .worlds import WORLDS, Parent
 
 
 class Group:

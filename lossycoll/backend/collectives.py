@@ -2,20 +2,30 @@
 
 ``submit`` hands a submission to the endpoint. What it hands over are addresses: the tensors are
 contiguous by then, and are kept alive until the operation is done.
+
+Two collectives, for lossycoll/train/, tell their callers what became of each block (packet). The
+all-gather in place says which blocks came, and repairs those that are asked for: owners send
+parameters, a block that is lost leaves the stale value, and the receiver counts how often that
+happened. The reduce-scatter says which contributions were lost, so that they can be sent again with
+the next.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lossycoll.errors import MismatchError
 from lossycoll.runtime.core.call import Operation
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 from .description import CollectiveKind, Filled, Loss, Rounding, Submission
-from .staging import one_buffer, two_buffers
+from .staging import as_they_are, one_buffer, two_buffers
 from .tensors import DTYPES, address
+from .work import EngineWork
 
 # ---- how the engine does it ----
 
@@ -116,9 +126,69 @@ def _submit_all_to_all_even(s: Submission) -> Operation:
     )
 
 
+def _submit_all_gather_blocks(s: Submission) -> Operation:
+    start, where = address(s.target), s.health.where
+    chunk = s.target.nbytes // where.world
+    buffers = (start + where.rank * chunk, start)
+    return s.endpoint.all_gather_blocks(
+        s.call, buffers, chunk, s.description.argument, s.call_options
+    )
+
+
+def _submit_reduce_scatter_blocks(s: Submission) -> Operation:
+    dtype = DTYPES[s.source.dtype]
+    return s.endpoint.reduce_scatter_blocks(
+        s.call, _buffers(s), s.target.numel(), dtype, s.call_options
+    )
+
+
 def submit_barrier(s: Submission) -> Operation:
     """Submits a barrier, and in its place every call without elements."""
     return s.endpoint.barrier(s.call, s.call_options)
+
+
+# ---- works that know single blocks ----
+
+
+class BlockWork(EngineWork):
+    """The work of ``all_gather_blocks``."""
+
+    @property
+    def arrived(self) -> NDArray[np.bool_]:
+        """The blocks that came, bool (world, blocks), by owner; waits for the work. This rank's own
+        row is True, a lost rank's False."""
+        self.wait_on_host()
+        return self._arrived()
+
+    @property
+    def arrived_result(self) -> NDArray[np.bool_]:
+        """The same, which waits for the result alone (``wait_result``)."""
+        self.wait_result()
+        self.operation.wait_result()  # tensors on a device may be ordered behind it until now
+        return self._arrived()
+
+    def _arrived(self) -> NDArray[np.bool_]:
+        blocks = self.operation.blocks
+        nothing = np.ones((self._endpoint.world, 0), np.bool_)
+        return blocks.arrived if isinstance(blocks, Blocks) else nothing
+
+
+class ContributionWork(EngineWork):
+    """The work of ``reduce_scatter_blocks``."""
+
+    @property
+    def sent(self) -> NDArray[np.bool_]:
+        """The owners to whom this rank has sent a contribution over the network, bool (world,)."""
+        blocks, none = self.operation.blocks, np.zeros(self._endpoint.world, np.bool_)
+        return blocks.sent if isinstance(blocks, Contributions) else none
+
+    @property
+    def lost(self) -> NDArray[np.bool_]:
+        """The blocks of this rank's contributions that were lost, bool (world, blocks), by owner;
+        waits for the work. This rank's own row is False."""
+        self.wait_on_host()
+        blocks, none = self.operation.blocks, np.zeros((self._endpoint.world, 0), np.bool_)
+        return blocks.lost if isinstance(blocks, Contributions) else none
 
 
 # ---- the table ----
@@ -202,3 +272,20 @@ ENCODED_GATHER: Final = CollectiveKind(
     "all_gather", Loss.NEVER, two_buffers, submit=_submit_all_gather, spoils=True
 )
 BARRIER: Final = CollectiveKind("barrier", Loss.NEVER, two_buffers, submit=submit_barrier)
+ALL_GATHER_BLOCKS: Final = CollectiveKind(
+    "all_gather_blocks",
+    Loss.DELIVERY,
+    as_they_are,
+    submit=_submit_all_gather_blocks,
+    rounding=Rounding.CALL,
+    work=BlockWork,
+)
+REDUCE_SCATTER_BLOCKS: Final = CollectiveKind(
+    "reduce_scatter_blocks",
+    Loss.DELIVERY,
+    as_they_are,
+    submit=_submit_reduce_scatter_blocks,
+    rounding=Rounding.CALL,
+    work=ContributionWork,
+    writes_source=True,
+)

@@ -18,9 +18,8 @@ from lossycoll.runtime.engine.host import HOST_OPTIONS
 from lossycoll.runtime.world.group_state import Health
 from lossycoll.runtime.world.messages import View
 
-from .builder import GroupBuilder, GroupSpec
+from .builder import GroupBuilder, GroupSpec, Parent, World, written_in
 from .group_steps import fault_group, member_of, read_options
-from .worlds import Parent, World, written_in
 
 
 @contextlib.contextmanager

@@ -160,7 +160,8 @@ class Description(NamedTuple):
         nbytes: Bytes of the whole call, the same on all ranks. They decide whether the call is
             large enough for lossy delivery. 0: nothing moves.
         compared: Tensor whose dtype and number of elements all ranks must agree on.
-        detail: Other values that ranks must agree on; part of the call's text.
+        detail: Other values that ranks must agree on, part of the call's text, where ``op``,
+            ``root`` and ``sizes`` don't say all.
         op: torch's ReduceOp, for reductions.
         root: Rank that sends or collects the data, if there is one.
         sizes: Number of elements of each rank's part, if parts differ.
@@ -198,6 +199,20 @@ class Description(NamedTuple):
         """True if the tensors lie on a device; all of them do, or none (devices.ServedDevices)."""
         tensors = self.reads or self.writes
         return bool(tensors) and is_served(tensors[0])
+
+    @property
+    def agreed(self) -> object:
+        """What ranks must agree on besides what is ``compared``."""
+        op = None if self.op is None else self.op.op
+        if self.detail != "" or (op, self.root, self.sizes) == (None, None, None):
+            return self.detail
+        if self.sizes is not None:
+            how = "" if op is None else f" {op.name} of"
+            return f"{self.dtype}{how} {list(self.sizes)}"
+        if self.root is None:
+            return op
+        way = f"{'to' if self.kind.filled is Filled.ROOT else 'from'} {self.root}"
+        return way if op is None else f"{op.name} {way}"
 
     @property
     def filled(self) -> list[Tensor]:

@@ -32,52 +32,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
+from .checks import Delegated
+from .overloads import METHODS
 from .tensors import is_plain
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
-
-DELEGATED: Final = (
-    "allreduce",
-    "allreduce_coalesced",
-    "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
-    "broadcast",
-    "allgather",
-    "allgather_coalesced",
-    "_allgather_base",
-    "allgather_into_tensor_coalesced",
-    "gather",
-    "scatter",
-    "alltoall",
-    "alltoall_base",
-    "send",
-    "recv",
-    "recv_anysource",
-    "recvAnysource",
-)
-"""Methods of a process group that get tensors, by the names that all backends have."""
-NEWER: Final = {
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "all_gather_single": "_allgather_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "all_to_all_single": "alltoall_base",
-}
-"""Names that newer torch has for some."""
-
-
-class Delegated(UnsupportedError):
-    """The call is another backend's. Who makes it by a method of torch's never sees this."""
-
-    def __init__(self, where: Where, name: str, backend: Any) -> None:
-        super().__init__(
-            f"{where}: {name} got tensors that the group has another backend for, "
-            f"{type(backend).__name__}, which has no such call; use a group of 'lossy' alone"
-        )
-        self.backend = backend
-
 
 SERVED = ("cpu", "cuda")
 REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
@@ -234,9 +193,8 @@ HAS_BACKENDS: Final = hasattr(_c10d.Backend, "reconfigure")
 """Whether Python can make a backend: torch 2.14 and later."""
 
 FORWARDED: Final = (
-    *DELEGATED,
-    *NEWER,
-    "barrier",
+    *METHODS,
+    *(method.also for method in METHODS.values() if method.also),
     "monitored_barrier",
     "rank",
     "size",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -22,7 +23,7 @@ from torch.autograd import profiler
 from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.options.scopes import Scope, scope, within
+from lossycoll.options.scopes import Scope, carry_by, scope, within
 from lossycoll.plan import codec
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation, lossy_text
@@ -57,6 +58,8 @@ OPERATORS: Final = torch._ops.__file__
 FORWARD: Final = torch.nn.Module._call_impl.__code__
 """Code of the frames by which a forward is recognized."""
 NO_SPAN: Final = contextlib.nullcontext()
+SCOPE_KEY: Final = "lossycoll_scope"
+_torch: Any = torch._C  # its stub lacks half of what is used here
 
 
 @lru_cache(maxsize=64)
@@ -133,6 +136,26 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
         return "same"
     # What is only copied is like the means that an all-reduce gathers.
     return options.encoding if call.op is not None else codec.phases(options.encoding)[1]
+
+
+def _stash(scope: Scope | None) -> None:
+    """Hands a scope to autograd's threads, which compute gradients on devices for who called
+    backward(): torch hands them what was stashed in what it calls thread-local state."""
+    _torch._stash_obj_in_tls(SCOPE_KEY, scope)
+
+
+def _stashed() -> Scope | None:
+    """The scope of the thread that this one works for; None in threads that Python has started.
+    Those have contexts of their own: what is stashed there may be of another task."""
+    if not _torch._is_key_in_tls(SCOPE_KEY):
+        return None
+    if not isinstance(threading.current_thread(), threading._DummyThread):
+        return None
+    found: Scope | None = _torch._get_obj_in_tls(SCOPE_KEY)
+    return found
+
+
+carry_by(_stash, _stashed)
 
 
 class Dispatcher:
@@ -377,9 +400,9 @@ class Dispatcher:
         served; None: exactly."""
         compared = call.compared
         if compared is None:
-            named = Collective(call.kind.name, detail=call.detail)
+            named = Collective(call.kind.name, detail=call.agreed)
         else:
-            named = Collective(call.kind.name, compared.dtype, compared.numel(), call.detail)
+            named = Collective(call.kind.name, compared.dtype, compared.numel(), call.agreed)
         named.operations = call.kind.operations
         # A rank whose tensors aren't on one takes other routes.
         said = ["on a device"] if call.on_device else []

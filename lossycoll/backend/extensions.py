@@ -20,14 +20,8 @@ from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.engine.reports import Report, Stats
 
 from . import checks
-from .block_collectives import (
-    ALL_GATHER_BLOCKS,
-    REDUCE_SCATTER_BLOCKS,
-    BlockWork,
-    ContributionWork,
-    check_whole,
-)
 from .bootstrap import Group
+from .collectives import ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS, BlockWork, ContributionWork
 from .description import Description
 from .dispatch import Dispatcher
 from .overloads import opaque
@@ -214,7 +208,7 @@ class Extensions:
             UnsupportedError: A tensor or an array has another form.
         """
         where, name, tensors = self._dispatcher.where, ALL_GATHER_BLOCKS.name, [output]
-        check_whole(where, name, output, encoding)
+        checks.check_whole(where, name, output, encoding)
         shape = where.world, self.blocks(nbytes(output) // where.world, encoding)
         if needed is not None and (needed.shape != shape or needed.dtype != np.bool_):
             raise UnsupportedError(
@@ -257,7 +251,7 @@ class Extensions:
             UnsupportedError: A tensor has another form.
         """
         where, name = self._dispatcher.where, REDUCE_SCATTER_BLOCKS.name
-        check_whole(where, name, input, encoding)
+        checks.check_whole(where, name, input, encoding)
         checks.check_chunks(where, name, output, input)
         if not output.is_contiguous():
             raise checks.refusal(where, name, f"an output of stride {output.stride()} in")

@@ -39,7 +39,16 @@ from lossycoll.runtime.world.group_state import Health, kind_of_unmade
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.messages import Defined
 
-from .builder import Contact, Ends, GroupBuilder, GroupSpec
+from .builder import (
+    WORLDS,
+    Contact,
+    Ends,
+    GroupBuilder,
+    GroupSpec,
+    World,
+    attachment,
+    with_liveness_of,
+)
 from .meeting import GroupListener, Meeting, MeetingListener
 from .rdma import Reach, agree, open_rdma
 from .resource_limits import check_descriptors, refused
@@ -54,7 +63,6 @@ from .sharing import (
     topology_of,
 )
 from .status import show, tell
-from .worlds import WORLDS, World, attachment, with_liveness_of
 
 _warned: Final[list[Where]] = []
 """The first group that sends in clear, once it was warned of."""

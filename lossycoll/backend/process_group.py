@@ -25,7 +25,6 @@ from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 
 from lossycoll.errors import AbortedError, UnsupportedError
-from lossycoll.options.scopes import carry_by
 from lossycoll.runtime.collectives.group_stats import Counted, total
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.reports import Stats
@@ -52,7 +51,6 @@ from .overloads import opaque, serve
 from .point_to_point import PointToPoint, monitored_barrier
 from .reconfiguration import Reconfigurable, Reconfiguration
 from .tensors import nbytes
-from .thread_scopes import ByTorch
 from .work import ManyWork
 
 _c10d: Any = c10d  # its stub lacks half of what is used here
@@ -207,45 +205,34 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         if tensor.layout is torch.sparse_coo:
             continues = self._endpoint.options.continues
             return sparse.describe(self._where, tensor, op, continues=continues)
-        return Description(
-            *(ALL_REDUCE, tensors, tensors, nbytes(tensor)), compared=tensor, detail=op.op, op=op
-        )
+        return Description(ALL_REDUCE, tensors, tensors, nbytes(tensor), tensor, op=op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Run :meth:`allreduce` with each tensor, as one work; on an error, none is reduced."""
-        opts = _c10d.AllreduceCoalescedOptions() if opts is None else opts
         calls = [self._all_reduce([tensor], opts.reduceOp) for tensor in tensors]
         return self._dispatcher.run_all(calls, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Reduce a tensor of all ranks to the root; always reliable."""
         tensor = checks.only(self._where, "reduce", tensors)
-        op, root = opts.reduceOp, opts.rootRank
         call = Description(
-            *(REDUCE, tensors, tensors, nbytes(tensor)),
-            compared=tensor,
-            detail=f"{op.op.name} to {root}",
-            op=op,
-            root=root,
+            *(REDUCE, tensors, tensors, nbytes(tensor), tensor),
+            op=opts.reduceOp,
+            root=opts.rootRank,
         )
         return self._dispatcher.run(call, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Reduce all ranks' ``input``; each rank gets its chunk."""
-        opts = _c10d.ReduceScatterOptions() if opts is None else opts
         op = opts.reduceOp
         if again := self._again(REDUCE_SCATTER, input, output, op.op, opts):
             return again
         return self._dispatcher.run(self._reduce_scatter_single(output, input, op), opts)
 
-    _reduce_scatter_base = reduce_scatter_single
-
     def _reduce_scatter_single(self, output: Tensor, input: Tensor, op: Any) -> Description:
         checks.check_chunks(self._where, "reduce_scatter", output, input)
         return Description(
-            *(REDUCE_SCATTER, [input], [output], nbytes(input)),
-            compared=input,
-            detail=op.op,
+            *(REDUCE_SCATTER, [input], [output], nbytes(input), input),
             op=op,
             harmless_overlap=self._where.rank * nbytes(output),
         )
@@ -254,27 +241,22 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """Run :meth:`reduce_scatter_single` with each pair, as one work; on an error, none runs."""
-        opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
         calls = [self._reduce_scatter_single(*pair, opts.reduceOp) for pair in pairs]
         return self._dispatcher.run_all(calls, opts)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
         """Reduce lists of tensors; each rank gets the entry of its number."""
         output = checks.only(self._where, "reduce_scatter", outputs)
-        parts, op = checks.only(self._where, "reduce_scatter", inputs), opts.reduceOp
-        sizes = checks.part_sizes(self._where, "reduce_scatter", output, parts)
-        even = len(set(sizes)) == 1
+        parts = checks.only(self._where, "reduce_scatter", inputs)
+        sizes = checks.uneven_sizes(self._where, "reduce_scatter", output, parts)
         call = Description(
-            *(REDUCE_SCATTER, parts, outputs, sum(sizes) * output.element_size()),
-            compared=output if even else None,
-            detail=op.op if even else f"{output.dtype} {op.op.name} of {list(sizes)}",
-            op=op,
-            sizes=None if even else sizes,
+            *(REDUCE_SCATTER, parts, outputs, sum(map(nbytes, parts))),
+            compared=None if sizes else output,
+            op=opts.reduceOp,
+            sizes=sizes,
         )
         return self._dispatcher.run(call, opts)
 
@@ -286,28 +268,19 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         if one is not None and (again := self._again(BROADCAST, one, one, root, opts)):
             return again
         tensor = checks.only(self._where, "broadcast", tensors)
-        call = Description(
-            *(BROADCAST, tensors, tensors, nbytes(tensor)),
-            compared=tensor,
-            detail=f"from {root}",
-            root=root,
-        )
+        call = Description(BROADCAST, tensors, tensors, nbytes(tensor), tensor, root=root)
         return self._dispatcher.run(call, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Gather all ranks' ``input`` on all ranks."""
-        opts = _c10d.AllgatherOptions() if opts is None else opts
         if again := self._again(ALL_GATHER, input, output, None, opts):
             return again
         return self._dispatcher.run(self._all_gather_single(output, input), opts)
 
-    _allgather_base = all_gather_single
-
     def _all_gather_single(self, output: Tensor, input: Tensor) -> Description:
         checks.check_chunks(self._where, "all_gather", input, output)
         return Description(
-            *(ALL_GATHER, [input], [output], nbytes(output)),
-            compared=input,
+            *(ALL_GATHER, [input], [output], nbytes(output), input),
             harmless_overlap=-self._where.rank * nbytes(input),
         )
 
@@ -315,11 +288,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """Run :meth:`all_gather_single` with each pair, as one work; on an error, none runs."""
-        opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
         return self._dispatcher.run_all([self._all_gather_single(*pair) for pair in pairs], opts)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         """Gather all ranks' tensors as a list on all ranks."""
@@ -328,20 +298,17 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return self._dispatcher.run(self._all_gather(parts, tensor), opts)
 
     def _all_gather(self, parts: Tensors, tensor: Tensor) -> Description:
-        sizes = checks.part_sizes(self._where, "all_gather", tensor, parts)
-        even = len(set(sizes)) == 1
+        sizes = checks.uneven_sizes(self._where, "all_gather", tensor, parts)
         return Description(
-            *(ALL_GATHER, [tensor], parts, sum(sizes) * tensor.element_size()),
-            compared=tensor if even else None,
-            detail="" if even else f"{tensor.dtype} {list(sizes)}",
-            sizes=None if even else sizes,
+            *(ALL_GATHER, [tensor], parts, sum(map(nbytes, parts))),
+            compared=None if sizes else tensor,
+            sizes=sizes,
         )
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """Run :meth:`allgather` with each tensor, as one work; on an error, none runs."""
-        opts = _c10d.AllgatherOptions() if opts is None else opts
         # The rows of all ranks, each as a list of that rank's tensors.
         rows = [checks.pairs(self._where, "all_gather", row, inputs) for row in outputs]
         calls = [
@@ -354,24 +321,14 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Gather all ranks' tensors at the root."""
         tensor, root = checks.only(self._where, "gather", inputs), opts.rootRank
         parts = self._at_root("gather", outputs, tensor, root)
-        call = Description(
-            *(GATHER, inputs, parts, nbytes(tensor)),
-            compared=tensor,
-            detail=f"to {root}",
-            root=root,
-        )
+        call = Description(GATHER, inputs, parts, nbytes(tensor), tensor, root=root)
         return self._dispatcher.run(call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         """Hand out the root's list of tensors, one to each rank."""
         tensor, root = checks.only(self._where, "scatter", outputs), opts.rootRank
         parts = self._at_root("scatter", inputs, tensor, root)
-        call = Description(
-            *(SCATTER, parts, outputs, nbytes(tensor)),
-            compared=tensor,
-            detail=f"from {root}",
-            root=root,
-        )
+        call = Description(SCATTER, parts, outputs, nbytes(tensor), tensor, root=root)
         return self._dispatcher.run(call, opts)
 
     def _at_root(self, name: str, lists: list[Tensors], tensor: Tensor, root: int) -> Tensors:
@@ -402,11 +359,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         )
         return self._all_to_all([output], [input], splits, opts)
 
-    alltoall_base = all_to_all_single
-
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Send each rank a tensor of ``inputs``, and fill ``outputs`` with theirs."""
-        opts = _c10d.AllToAllOptions() if opts is None else opts
         for tensors in (outputs, inputs):
             if len(tensors) != self._where.world:
                 raise checks.refusal(self._where, "all_to_all", f"{len(tensors)} tensors for")
@@ -438,8 +392,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive one tensor from any rank; the work's ``source_rank`` says from which."""
         return self._point_to_point.receive(tensors, None, tag)
-
-    recvAnysource = recv_anysource
 
     # ---- works that torch wants as one; torch's own would ask a backend, which refuses ----
 
@@ -544,7 +496,6 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
 serve(LossyProcessGroup)
 opaque(LossyProcessGroup)
-carry_by(ByTorch())
 
 
 def _configured(group: LossyProcessGroup) -> Callable[[], str]:

@@ -95,9 +95,7 @@ class Repeats:
         if len(call.reads) != 1 or len(call.writes) != 1 or is_gathered(call.kind, reduction):
             return
         source, target = call.reads[0], call.writes[0]
-        root = "" if call.root is None else f"from {call.root}"
-        own = root if call.op is None else call.op.op
-        if call.compared is not source or call.detail != own or call.result is not None:
+        if call.compared is not source or call.detail != "" or call.result is not None:
             return  # another caller's kind of call, of the same collective
         steady = work.operation.steady
         order_drawn = steady is None and call.kind is ALL_REDUCE and choice.encoding == "same"

@@ -43,7 +43,7 @@ def sums(group: Any) -> float:
 
 def early() -> int:
     """Messages that this process keeps for groups that it hasn't opened."""
-    from lossycoll.backend.worlds import WORLDS
+    from lossycoll.backend.builder import WORLDS
 
     return sum(len(world.plane.protocol.groups._early) for world in WORLDS._worlds)
 

@@ -570,7 +570,7 @@ def test_two_processes_that_claim_a_rank(doubled: int, tmp_path: Any) -> None:
 def rank_of_a_job_and_of_the_next(rank: int, world: int) -> str:
     import torch.distributed as dist
 
-    from lossycoll.backend.worlds import WORLDS
+    from lossycoll.backend.builder import WORLDS
 
     gate = os.environ.get("GATE")
     if gate is not None:

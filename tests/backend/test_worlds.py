@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lossycoll.backend.worlds import World, Worlds, with_liveness_of
+from lossycoll.backend.builder import World, Worlds, with_liveness_of
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from tests.support.failure_cases import CALM, QUIET, SLACK, catch
@@ -27,7 +27,7 @@ def control_threads() -> int:
 
 def planes() -> set[int]:
     """The control planes of this process's groups."""
-    from lossycoll.backend.worlds import WORLDS
+    from lossycoll.backend.builder import WORLDS
 
     return {id(world.plane) for world in WORLDS._worlds if world.plane.is_sound}
 
@@ -105,7 +105,7 @@ def rank_outlives(rank: int, world: int) -> Any:
     import torch
     import torch.distributed as dist
 
-    from lossycoll.backend.worlds import WORLDS
+    from lossycoll.backend.builder import WORLDS
 
     dist.init_process_group("gloo")
     everyone = dist.new_group(backend="lossy")

@@ -53,7 +53,7 @@ MEMBERSHIP = (
     ),
     mutation(
         "two groups of one name have one number",
-        "lossycoll/backend/worlds.py",
+        "lossycoll/backend/builder.py",
         'f"{self.session}/{self._names[name]}/{name}"',
         'f"{self.session}/{name}"',
         "tests/backend/test_connected.py"

@@ -50,11 +50,10 @@ from .builder import (
     with_liveness_of,
 )
 from .meeting import GroupListener, Meeting, MeetingListener
-from .rdma import Reach, agree, open_rdma
+from .rdma import agree, open_rdma
 from .resource_limits import check_descriptors, refused
 from .sharing import (
     LEARNT,
-    Sharing,
     compare_sites,
     is_crowded,
     learn_sites,
@@ -98,18 +97,21 @@ def read_options(spec: GroupSpec, pg_options: object, worlds: Sequence[World]) -
 
 
 def _open_ends(builder: GroupBuilder, payload: int) -> Ends:
+    """Opens a host, and a plane where there is no world yet."""
     spec, options, interface = builder.spec, builder.options, builder.network.interface
     address = interface.address
-    plane = ControlPlane(spec.rank, spec.size, options.liveness, secret=builder.secret)
-    builder.undo.callback(plane.close)
-    port = plane.open(address, options.ports)
+    if builder.world is not None:
+        plane, control = builder.plane, builder.plane.place_of(builder.members[spec.rank])
+    else:
+        plane = ControlPlane(spec.rank, spec.size, options.liveness, secret=builder.secret)
+        builder.undo.callback(plane.close)
+        control = address, plane.open(address, options.ports)
     host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=options)
     builder.undo.callback(host.close)
     sharing = open_sharing(options, spec.size)
     builder.undo.callback(sharing.close)
     link = address, host.link().port
-    contact = Contact((address, port), link, interface.name, sharing.offer)
-    return Ends(plane, host, sharing, contact)
+    return Ends(plane, host, sharing, Contact(control, link, interface.name, sharing.offer))
 
 
 def meet(builder: GroupBuilder, pg_options: object) -> None:
@@ -139,34 +141,38 @@ def meet(builder: GroupBuilder, pg_options: object) -> None:
         builder.shares = all(world.session in entry["hosts"] for entry in ranks)
         return
     builder.reach = agree(here, rendezvous, builder.rdma, ranks)
-    builder.ends, said = _ends_of_all(builder, ranks, builder.reach)
+    _open_all(builder, ranks)
+    assert builder.ends is not None
     builder.plane = builder.ends.plane
-    builder.contacts = [Contact.from_json(one) for one in said]
-    _compare_machines(here, builder.contacts)
+    machines = [
+        (m.boot, m.network) if (m := one.offer.machine) else None for one in builder.contacts
+    ]
+    compare_machines(
+        builder.who,
+        [one.control[0] for one in builder.contacts],
+        machines,
+        [one.device for one in builder.contacts],
+    )
 
 
-def _ends_of_all(
-    builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]], reach: Reach
-) -> tuple[Ends, Sequence[Mapping[str, Any]]]:
-    """A new world's sockets here, and where those of all ranks are; open already in most cases."""
-    payloads = {entry["payload"] for entry in ranks}
-    if reach.payload is not None:
-        payloads.add(reach.payload)
+def _open_all(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Opens the sockets of a new host here, and learns where those of all ranks are. ``ranks``:
+    what these have said of sockets that were open before they met, as is usual in a new world."""
+    rendezvous, ends, agreed = builder.rendezvous, builder.ends, builder.reach.payload
+    payloads = {entry["payload"] for entry in ranks} | ({agreed} if agreed is not None else set())
     alike = len(payloads) == 1 and not _is_mixed([entry["address"] for entry in ranks])
-    ends = builder.ends
-    if ends is not None and alike and all("link" in entry for entry in ranks):
-        return ends, ranks
-    # Some had another world to offer, have taken another address by now, or can't send so much.
-    rendezvous = builder.rendezvous
-    payload = reach.payload or min(rendezvous.exchange("payload", builder.network.payload))
-    if ends is not None and not (
-        ends.contact.control[0] == builder.network.interface.address
-        and ends.host.link().payload_bytes == payload
-    ):
-        ends.close()
-        ends = None
-    ends = ends or _open_ends(builder, payload)
-    return ends, rendezvous.exchange("ends", ends.to_json())
+    if ends is None or not alike or not all("link" in entry for entry in ranks):
+        # Some had another world to offer, have taken another address by now, or can't send so much.
+        payload = agreed or min(rendezvous.exchange("payload", builder.network.payload))
+        if ends is not None and not (
+            ends.contact.control[0] == builder.network.interface.address
+            and ends.host.link().payload_bytes == payload
+        ):
+            ends.close()
+            ends = None
+        builder.ends = ends = ends or _open_ends(builder, payload)
+        ranks = rendezvous.exchange("ends", ends.to_json())
+    builder.contacts = [Contact.from_json(one) for one in ranks]
 
 
 def _hello(builder: GroupBuilder) -> dict[str, Any]:
@@ -205,17 +211,16 @@ def _common_world(
 def open_engine(builder: GroupBuilder) -> None:
     """Opens the group's engine: on the world's host, where all can; else on a host of its own."""
     spec = builder.spec
-    if builder.ends is not None:
-        builder.host = builder.ends.host
-        _start(builder, builder.ends.sharing)
-    elif builder.shares:
+    if builder.shares:
         assert builder.world is not None
         builder.host = builder.world.host
         held = builder.host.hold()  # the builder holds it as well, so it can't be closed by now
         assert held
         builder.undo.callback(builder.host.release)
     else:
-        _open_own_host(builder)
+        if builder.ends is None:  # the world's host isn't what the group asks for
+            _open_all(builder)
+        _start(builder)
     members = builder.members if builder.shares else tuple(range(spec.size))
     builder.engine = EngineGroup(
         builder.host,
@@ -237,9 +242,11 @@ def open_engine(builder: GroupBuilder) -> None:
     builder.topology = topology_of(builder.here, builder.host, members, builder.options)
 
 
-def _start(builder: GroupBuilder, sharing: Sharing) -> None:
+def _start(builder: GroupBuilder) -> None:
     """Starts a host, once it is known who shares its memory, and who its site."""
-    here, host, contacts = builder.here, builder.host, builder.contacts
+    assert builder.ends is not None
+    here, contacts, sharing = builder.here, builder.contacts, builder.ends.sharing
+    host = builder.host = builder.ends.host
     offers = [one.offer for one in contacts]
     with contextlib.closing(sharing):
         shared = share(here, builder.rendezvous, host, sharing, offers, builder.token)
@@ -265,26 +272,6 @@ def _start(builder: GroupBuilder, sharing: Sharing) -> None:
             verbs=reached,
             crowded=crowded,
         )
-
-
-def _open_own_host(builder: GroupBuilder) -> None:
-    """Opens and starts the host of a group whose world's host isn't what it asks for."""
-    spec, rendezvous = builder.spec, builder.rendezvous
-    payload = min(rendezvous.exchange("payload", builder.network.payload))
-    address = builder.network.interface.address
-    host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=builder.options)
-    builder.host = host
-    builder.undo.callback(host.release)
-    sharing = open_sharing(builder.options, spec.size)
-    builder.undo.callback(sharing.close)
-    mine = {"link": [address, host.link().port], "offer": sharing.offer.to_json()}
-    said = rendezvous.exchange("links", mine)
-    places = map(builder.plane.place_of, builder.members)
-    builder.contacts = [
-        Contact.from_json({**one, "control": place})
-        for one, place in zip(said, places, strict=True)
-    ]
-    _start(builder, sharing)
 
 
 def member_of(
@@ -431,13 +418,6 @@ def _use_the_network_of(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]
         interface = choose("auto", alike[0].address)
     if interface is not None and interface != builder.network.interface:
         builder.network = attachment(builder.here, builder.options, interface)
-
-
-def _compare_machines(here: Where, contacts: Sequence[Contact]) -> None:
-    """Two machines of one address can't be told apart by it."""
-    machines = [(m.boot, m.network) if (m := one.offer.machine) else None for one in contacts]
-    addresses = [one.control[0] for one in contacts]
-    compare_machines(str(here), addresses, machines, [one.device for one in contacts])
 
 
 def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:

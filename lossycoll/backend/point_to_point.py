@@ -46,17 +46,11 @@ class PointToPoint:
         self._endpoint = dispatcher.endpoint
         self._messages = messages
 
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
-        return self._post(f"send to {peer}", tensors, peer, tag, fills=False)
-
-    def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
-        """Receives into the one tensor of ``tensors``, from rank ``peer`` (None: from any)."""
-        name = "receive" if peer is None else f"receive from {peer}"
-        return self._post(name, tensors, peer, tag, fills=True)
-
-    def _post(
+    def post(
         self, name: str, tensors: list[Tensor], peer: int | None, tag: int, *, fills: bool
     ) -> dist.Work:
+        """Posts a send, or a receive (``fills``), of the one tensor of ``tensors``. ``peer``: the
+        other rank; None: any."""
         call, messages = self._admit(name, tensors, peer, tag)
         if fills:
             checks.check_writable(self._dispatcher.where, name, tensors)
@@ -65,7 +59,7 @@ class PointToPoint:
         finish = copy_back(buffer, tensors[0]) if fills else None
         # Where packets may be missing, what doesn't come stays as it is.
         reads = not fills or tolerance is not None
-        bounce = self._bounce(call, buffer, reads=reads, epilogue=finish)
+        bounce = self._bounce(call, buffer, reads, finish)
         if bounce is not None:
             buffer, finish = bounce.source, partial(bounce.finish, ())
         post: Any = partial(messages.receive, finish=finish) if fills else messages.send
@@ -88,12 +82,7 @@ class PointToPoint:
         return self._dispatcher.coalescing.add(work)
 
     def _bounce(
-        self,
-        call: Collective,
-        tensor: Tensor,
-        *,
-        reads: bool = True,
-        epilogue: Callable[[], None] | None = None,
+        self, call: Collective, tensor: Tensor, reads: bool, epilogue: Callable[[], None] | None
     ) -> Bounce | None:
         """The way of a message by host memory; None for a tensor that lies there."""
         if not is_served(tensor) or not tensor.numel():
@@ -189,7 +178,7 @@ class _Barrier:
     def __init__(
         self, dispatcher: Dispatcher, call: Collective, messages: Messages, seconds: float
     ) -> None:
-        self._dispatcher = dispatcher
+        self._health = dispatcher.health
         self._where = dispatcher.where
         self._call = call
         self._messages = messages
@@ -212,12 +201,11 @@ class _Barrier:
         if missing:
             names = ", ".join(where.peer(rank) for rank in missing)
             ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            text = (
-                f"{where}: {self._call.numbered}: {names} didn't take part within "
-                f"{self._seconds:g} s; stuck, or still computing? "
-                f"({ranks} failed to pass monitoredBarrier in {round(self._seconds * 1e3)} ms)"
+            raise self._timeout(
+                f"{names} didn't take part within {self._seconds:g} s; stuck, or still computing? "
+                f"({ranks} failed to pass monitoredBarrier in {round(self._seconds * 1e3)} ms)",
+                missing[0],
             )
-            raise OperationTimeout(text, peer=missing[0])
         for peer in reports:
             self._post(self._messages.send, peer)
 
@@ -225,12 +213,14 @@ class _Barrier:
         """Another rank: reports to rank 0, and waits for its answer."""
         self._post(self._messages.send, 0)
         if not self._came(self._post(self._messages.receive, 0), self._seconds + GRACE_SECONDS):
-            text = (
-                f"{self._where}: {self._call.numbered}: {self._where.peer(0)} didn't take part "
-                f"within {self._seconds:g} s, or waits for another rank; rank 0's error names who "
-                f"is missing"
+            raise self._timeout(
+                f"{self._where.peer(0)} didn't take part within {self._seconds:g} s, or waits for "
+                f"another rank; rank 0's error names who is missing",
+                0,
             )
-            raise OperationTimeout(text, peer=0)
+
+    def _timeout(self, text: str, peer: int) -> OperationTimeout:
+        return OperationTimeout(f"{self._where}: {self._call.numbered}: {text}", peer=peer)
 
     def _post(self, by: Callable[..., Transfer], peer: int) -> Transfer:
         """Posts a message of one byte by ``send`` or ``receive``."""
@@ -246,7 +236,7 @@ class _Barrier:
             now = time.monotonic()
             if now >= self._begin + seconds:
                 return False
-            self._dispatcher.health.admit(self._call)
+            self._health.admit(self._call)
             self._long_wait.ask_if_due(now)
         if transfer.error is not None:
             raise transfer.error

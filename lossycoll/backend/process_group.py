@@ -383,15 +383,15 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         docs/messages.md has the guarantees. A receive gets messages of its own tag only.
         """
-        return self._point_to_point.send(tensors, dst, tag)
+        return self._point_to_point.post(f"send to {dst}", tensors, dst, tag, fills=False)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
         """Receive one tensor from a rank."""
-        return self._point_to_point.receive(tensors, src, tag)
+        return self._point_to_point.post(f"receive from {src}", tensors, src, tag, fills=True)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive one tensor from any rank; the work's ``source_rank`` says from which."""
-        return self._point_to_point.receive(tensors, None, tag)
+        return self._point_to_point.post("receive", tensors, None, tag, fills=True)
 
     # ---- works that torch wants as one; torch's own would ask a backend, which refuses ----
 

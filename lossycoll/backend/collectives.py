@@ -24,67 +24,38 @@ from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 from .description import CollectiveKind, Filled, Loss, Rounding, Submission
 from .staging import as_they_are, one_buffer, two_buffers
-from .tensors import DTYPES, address
+from .tensors import address
 from .work import EngineWork
 
 # ---- how the engine does it ----
 
 
-def _buffers(s: Submission) -> tuple[int, int]:
-    return address(s.source), address(s.target)
-
-
-def _root(s: Submission) -> int:
-    assert s.description.root is not None
-    return s.description.root
-
-
-def _submit_all_reduce(s: Submission) -> Operation:
-    target = s.target
-    return s.endpoint.all_reduce(
-        s.call, target.data_ptr(), target.numel(), DTYPES[target.dtype], s.call_options
-    )
-
-
 def _submit_reduce_scatter(s: Submission) -> Operation:
     elements: int | tuple[int, ...] = s.target.numel()
-    if s.description.sizes is not None:
+    if sizes := s.description.sizes:
         floats = 2 if s.description.writes[0].is_complex() else 1
-        elements = tuple(size * floats for size in s.description.sizes)
-    return s.endpoint.reduce_scatter(
-        s.call, _buffers(s), elements, DTYPES[s.source.dtype], s.call_options
-    )
+        elements = tuple(size * floats for size in sizes)
+    return s.endpoint.reduce_scatter(s.call, s.buffers, elements, s.dtype, s.call_options)
 
 
 def _gather_chunks(s: Submission) -> Operation:
     """Brings each rank the contributions to its chunk of a reduce-scatter."""
     sizes, own = s.description.sizes, s.description.writes[0].nbytes
     if sizes is None:
-        return s.endpoint.all_to_all(s.call, _buffers(s), own, s.call_options)
+        return s.endpoint.all_to_all(s.call, s.buffers, own, s.call_options)
     send = [size * s.source.element_size() for size in sizes]
-    return s.endpoint.exchange(s.call, _buffers(s), send, [own] * len(sizes), s.call_options)
-
-
-def _submit_broadcast(s: Submission) -> Operation:
-    return s.endpoint.broadcast(
-        s.call, s.target.data_ptr(), s.target.nbytes, _root(s), s.call_options
-    )
+    return s.endpoint.exchange(s.call, s.buffers, send, [own] * len(sizes), s.call_options)
 
 
 def _submit_all_gather(s: Submission) -> Operation:
     each: int | tuple[int, ...] = s.source.nbytes
     if s.description.sizes is not None:
         each = tuple(size * s.source.element_size() for size in s.description.sizes)
-    return s.endpoint.all_gather(s.call, _buffers(s), each, s.call_options)
+    return s.endpoint.all_gather(s.call, s.buffers, each, s.call_options)
 
 
 def _submit_gather(s: Submission) -> Operation:
-    return s.endpoint.gather(s.call, _buffers(s), s.source.nbytes, _root(s), s.call_options)
-
-
-def _submit_scatter(s: Submission) -> Operation:
-    part = s.description.writes[0].nbytes
-    return s.endpoint.scatter(s.call, _buffers(s), part, _root(s), s.call_options)
+    return s.endpoint.gather(s.call, s.buffers, s.source.nbytes, s.root, s.call_options)
 
 
 def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
@@ -117,13 +88,7 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
     )
     factor = splits.factor
     send, receive = ([factor * n for n in sizes] for sizes in (splits.send, splits.receive))
-    return told, s.endpoint.exchange(s.call, _buffers(s), send, receive, s.call_options)
-
-
-def _submit_all_to_all_even(s: Submission) -> Operation:
-    return s.endpoint.all_to_all(
-        s.call, _buffers(s), s.source.nbytes // s.health.where.world, s.call_options
-    )
+    return told, s.endpoint.exchange(s.call, s.buffers, send, receive, s.call_options)
 
 
 def _submit_all_gather_blocks(s: Submission) -> Operation:
@@ -132,13 +97,6 @@ def _submit_all_gather_blocks(s: Submission) -> Operation:
     buffers = (start + where.rank * chunk, start)
     return s.endpoint.all_gather_blocks(
         s.call, buffers, chunk, s.description.argument, s.call_options
-    )
-
-
-def _submit_reduce_scatter_blocks(s: Submission) -> Operation:
-    dtype = DTYPES[s.source.dtype]
-    return s.endpoint.reduce_scatter_blocks(
-        s.call, _buffers(s), s.target.numel(), dtype, s.call_options
     )
 
 
@@ -197,7 +155,9 @@ ALL_REDUCE: Final = CollectiveKind(
     "all_reduce",
     Loss.REDUCTION,
     one_buffer,
-    submit=_submit_all_reduce,
+    submit=lambda s: s.endpoint.all_reduce(
+        s.call, s.target.data_ptr(), s.target.numel(), s.dtype, s.call_options
+    ),
     divides=True,
     gathering=_submit_all_gather,
     rounding=Rounding.GROUP,
@@ -223,7 +183,9 @@ BROADCAST: Final = CollectiveKind(
     "broadcast",
     Loss.COPY,
     one_buffer,
-    submit=_submit_broadcast,
+    submit=lambda s: s.endpoint.broadcast(
+        s.call, s.target.data_ptr(), s.target.nbytes, s.root, s.call_options
+    ),
     divides=True,
     rounding=Rounding.SCOPE,
     filled=Filled.OTHERS,
@@ -247,7 +209,9 @@ SCATTER: Final = CollectiveKind(
     "scatter",
     Loss.NEVER,
     two_buffers,
-    submit=_submit_scatter,
+    submit=lambda s: s.endpoint.scatter(
+        s.call, s.buffers, s.description.writes[0].nbytes, s.root, s.call_options
+    ),
     rounding=Rounding.SCOPE,
 )
 ALL_TO_ALL: Final = CollectiveKind(
@@ -265,7 +229,9 @@ ENCODED_EXCHANGE: Final = CollectiveKind(
     "all_to_all",
     Loss.NEVER,
     two_buffers,
-    submit=_submit_all_to_all_even,
+    submit=lambda s: s.endpoint.all_to_all(
+        s.call, s.buffers, s.source.nbytes // s.health.where.world, s.call_options
+    ),
     spoils=True,
 )
 ENCODED_GATHER: Final = CollectiveKind(
@@ -284,7 +250,9 @@ REDUCE_SCATTER_BLOCKS: Final = CollectiveKind(
     "reduce_scatter_blocks",
     Loss.DELIVERY,
     as_they_are,
-    submit=_submit_reduce_scatter_blocks,
+    submit=lambda s: s.endpoint.reduce_scatter_blocks(
+        s.call, s.buffers, s.target.numel(), s.dtype, s.call_options
+    ),
     rounding=Rounding.CALL,
     work=ContributionWork,
     writes_source=True,

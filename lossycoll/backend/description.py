@@ -20,9 +20,11 @@ from torch import Tensor
 from lossycoll.devices.registry import is_served
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Observer, Operation
+from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.world.group_state import Health
 
 from .reduction import Reduction
+from .tensors import DTYPES, address
 from .work import EngineWork
 
 NONE: Final = timedelta(0)
@@ -94,6 +96,22 @@ class Submission(NamedTuple):
     target: Tensor
     call_options: CallOptions
     health: Health
+
+    @property
+    def buffers(self) -> tuple[int, int]:
+        """The addresses of both buffers."""
+        return address(self.source), address(self.target)
+
+    @property
+    def dtype(self) -> DType:
+        """The engine's dtype of both buffers."""
+        return DTYPES[self.target.dtype]
+
+    @property
+    def root(self) -> int:
+        """Root of the call."""
+        assert self.description.root is not None
+        return self.description.root
 
 
 # Makes buffers of a call's tensors. True: elements may stay as they are, since their packets may be

@@ -192,22 +192,28 @@ def _device_of(store: Store) -> str | None:
 HAS_BACKENDS: Final = hasattr(_c10d.Backend, "reconfigure")
 """Whether Python can make a backend: torch 2.14 and later."""
 
-FORWARDED: Final = (
+_SAME: Final = (
     *METHODS,
     *(method.also for method in METHODS.values() if method.also),
     "monitored_barrier",
     "rank",
     "size",
-    "set_timeout",
     "abort",
     "shutdown",
     "get_error",
     "get_reconfigure_handle",
+    "getBackendName",
     "reconfigure",
     "registerAbortHook",
+    "set_timeout",
     "unregisterAbortHook",
 )
-"""Methods of a c10d.Backend that are the group's."""
+FORWARDED: Final = {name: name for name in _SAME} | {
+    "_set_default_timeout": "set_timeout",
+    "start_coalescing": "_start_coalescing",
+    "end_coalescing": "_end_coalescing",
+}
+"""Methods of a c10d.Backend that are the group's, and the group's names of them."""
 
 
 _Backend: Any = _c10d.Backend if HAS_BACKENDS else object
@@ -248,19 +254,6 @@ class DeviceBackend(_Backend):  # type: ignore[misc]
     def eager_connect_single_device(self, device: Device) -> None:
         """Connects the ranks, which are connected by now."""
 
-    def getBackendName(self) -> str:
-        return "lossy"
-
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._group.set_timeout(timeout)
-
-    def start_coalescing(self) -> None:
-        self._group._start_coalescing()
-
-    def end_coalescing(self) -> dist.Work:
-        work: dist.Work = self._group._end_coalescing()
-        return work
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
 
@@ -274,19 +267,19 @@ class DeviceBackend(_Backend):  # type: ignore[misc]
             itself without end: the stack overflows on Python 3.12 and later.
             """
             group = self._group
-            made = _c10d.Backend.Options(self.getBackendName(), group._timeout)
+            made = _c10d.Backend.Options(group.name(), group._timeout)
             made.global_ranks_in_group = list(group._global_ranks)
             made.group_name = group._name
             return made
 
 
-def _forwarding(name: str) -> Callable[..., Any]:
+def _forwarding(name: str, of_group: str) -> Callable[..., Any]:
     def forward(self: DeviceBackend, *given: Any, **named: Any) -> Any:
-        return getattr(self._group, name)(*given, **named)
+        return getattr(self._group, of_group)(*given, **named)
 
     forward.__name__ = forward.__qualname__ = name
     return forward
 
 
-for _name in FORWARDED:  # torch looks for them in the class
-    setattr(DeviceBackend, _name, _forwarding(_name))
+for _names in FORWARDED.items():  # torch looks for them in the class
+    setattr(DeviceBackend, _names[0], _forwarding(*_names))

@@ -41,9 +41,9 @@ from .group_steps import (
     meet,
     member_of,
     open_engine,
+    refused,
     tell_ready,
 )
-from .resource_limits import refused
 from .status import watch
 
 

@@ -31,7 +31,6 @@ from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import SLICE_SECONDS
 
 from . import checks, spans
-from .builtin_hooks import BACKWARD
 from .collectives import ALL_REDUCE, submit_barrier
 from .description import (
     CollectiveKind,
@@ -48,10 +47,9 @@ from .devices import ServedDevices
 from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
 from .repeats import REPEATED, Repeats
-from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered, then, widened
 from .tensors import DTYPES, ENCODED_DTYPES, LOSSY_DTYPES, WIDER
-from .work import Coalescing, EngineWork, ManyWork
+from .work import BACKWARD, Coalescing, EngineWork, ManyWork, is_memory, not_submitted
 
 OWN_FILES: Final = str(Path(__file__).parents[1])
 OPERATORS: Final = torch._ops.__file__

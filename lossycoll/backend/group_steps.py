@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import secrets
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.errors import LossyError, OperationTimeout, OptionError
+from lossycoll.errors import EngineError, LossyError, OperationTimeout, OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology, faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
@@ -51,7 +52,6 @@ from .builder import (
 )
 from .meeting import GroupListener, Meeting, MeetingListener
 from .rdma import agree, open_rdma
-from .resource_limits import check_descriptors, refused
 from .sharing import (
     LEARNT,
     compare_sites,
@@ -62,9 +62,12 @@ from .sharing import (
     topology_of,
 )
 from .status import show, tell
+from .work import reason_of
 
 _warned: Final[list[Where]] = []
 """The first group that sends in clear, once it was warned of."""
+DESCRIPTORS: Final = (32, 4)
+"""Descriptors that a group may take, with room to spare: in any case, and for each rank."""
 
 
 def prepare(builder: GroupBuilder, pg_options: object) -> None:
@@ -86,6 +89,39 @@ def prepare(builder: GroupBuilder, pg_options: object) -> None:
         builder.rdma = open_rdma(options, found[0])
         builder.undo.callback(builder.rdma.close)
         builder.ends = _open_ends(builder, builder.network.payload)
+
+
+def check_descriptors(rank: int, size: int) -> None:
+    """Looks whether this process can open what a group takes: some libraries end the process that
+    is refused a descriptor."""
+    wanted = DESCRIPTORS[0] + DESCRIPTORS[1] * size
+    opened: list[int] = []
+    try:
+        while len(opened) < wanted:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise EngineError(
+            f"rank {rank}/{size}: a group of {size} ranks may take {wanted} descriptors, but this "
+            f"process can have only {len(opened)} more ({error.strerror}); raise ulimit -n, now "
+            f"{limit}, or destroy groups that are not needed",
+            errno=error.errno or 0,
+        ) from error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def refused(rank: int, size: int, cause: Exception) -> EngineError:
+    """An error for all ranks, of what the system refused while a group was made."""
+    code = getattr(cause, "errno", None)
+    error = EngineError(
+        f"rank {rank}/{size}: this process was refused what a group needs: {reason_of(cause)}; is "
+        f"it short of descriptors, threads or memory (ulimit -a)?",
+        errno=code if isinstance(code, int) else 0,
+    )
+    error.__cause__ = cause
+    return error
 
 
 def read_options(spec: GroupSpec, pg_options: object, worlds: Sequence[World]) -> Options:

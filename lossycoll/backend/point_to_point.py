@@ -29,10 +29,9 @@ from lossycoll.runtime.core.call import LONGEST, Collective
 from . import checks, spans
 from .description import CollectiveKind, Description, Loss
 from .dispatch import Dispatcher
-from .resource_limits import not_submitted
 from .staging import two_buffers
 from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
-from .work import EngineWork
+from .work import EngineWork, not_submitted
 
 MOST_TAG: Final = (1 << 63) - 1
 

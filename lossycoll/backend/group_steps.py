@@ -50,7 +50,7 @@ from .builder import (
     attachment,
     with_liveness_of,
 )
-from .meeting import GroupListener, Meeting, MeetingListener
+from .meeting import GroupListener, Meeting
 from .rdma import agree, open_rdma
 from .sharing import (
     LEARNT,
@@ -354,7 +354,7 @@ def enter(builder: GroupBuilder, endpoint: Endpoint) -> None:
     """
     world, health = builder.founded, endpoint.health
     if world is not None:
-        listener = MeetingListener(endpoint, lambda: world.plane.has_met)
+        listener = GroupListener(endpoint, lambda: world.plane.has_met)
         builder.membership.open(listener)
         Meeting(builder, health, listener.lost_early).wait()
         WORLDS.add(world)

@@ -478,18 +478,18 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def shutdown(self) -> None:
         """Leave the group: tell the others, join all threads, free all sockets. Idempotent."""
-        _living.pop(self._serial, None)
-        self._devices.close()
-        self._group.close()
-        self._dispatcher.lanes.give_back()
+        self._leave(abort=False)
 
     def abort(self) -> None:
         """End the group on all ranks: pending calls fail with AbortedError. If the group's members
         can change, :meth:`reconfigure` revives it."""
         text = f"{self._where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
+        self._leave(abort=True)
+
+    def _leave(self, *, abort: bool) -> None:
         _living.pop(self._serial, None)
-        self._devices.close(abort=True)
+        self._devices.close(abort=abort)
         self._group.close()
         self._dispatcher.lanes.give_back()
 

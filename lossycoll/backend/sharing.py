@@ -254,29 +254,20 @@ LEARNT: Final = "auto"
 def compare_sites(where: Where, sites: Sequence[str]) -> None:
     """Raises RendezvousError, with the same content on every rank, if only some have a site, or
     some name theirs and others have it learnt."""
-    _all_or_none(where, sites, [site != "" for site in sites], "one", "on all ranks, or on none")
-    _all_or_none(
-        where,
-        sites,
-        [site == LEARNT for site in sites],
-        repr(LEARNT),
-        f"to {LEARNT!r} on all ranks, or to the name of its site on each",
-    )
-
-
-def _all_or_none(
-    where: Where, sites: Sequence[str], with_it: Sequence[bool], it: str, remedy: str
-) -> None:
-    """Raises RendezvousError if some ranks have ``it``, as ``with_it`` says, and others don't."""
-    if all(with_it) or not any(with_it):
-        return
-    one, other = with_it.index(True), with_it.index(False)
-    raise RendezvousError(
-        f"{where}: option site is {sites[one]!r} on rank {one} and "
-        f"{repr(sites[other]) if sites[other] else 'not set'} on rank {other} ({sum(with_it)} of "
-        f"{len(sites)} ranks have {it}); set LOSSYCOLL_SITE {remedy}",
-        peer=other if other != where.rank else one,
-    )
+    by_name = f"to {LEARNT!r} on all ranks, or to the name of its site on each"
+    for with_it, it, remedy in (
+        ([site != "" for site in sites], "one", "on all ranks, or on none"),
+        ([site == LEARNT for site in sites], repr(LEARNT), by_name),
+    ):
+        if all(with_it) or not any(with_it):
+            continue
+        one, other = with_it.index(True), with_it.index(False)
+        raise RendezvousError(
+            f"{where}: option site is {sites[one]!r} on rank {one} and "
+            f"{repr(sites[other]) if sites[other] else 'not set'} on rank {other} ({sum(with_it)} "
+            f"of {len(sites)} ranks have {it}); set LOSSYCOLL_SITE {remedy}",
+            peer=other if other != where.rank else one,
+        )
 
 
 def learn_sites(

@@ -285,9 +285,8 @@ def _start(builder: GroupBuilder) -> None:
     host = builder.host = builder.ends.host
     offers = [one.offer for one in contacts]
     with contextlib.closing(sharing):
-        shared = share(here, builder.rendezvous, host, sharing, offers, builder.token)
-        topology = shared.topology
-        found, near = builder.reach.addresses, shared.descriptors
+        topology, near = share(here, builder.rendezvous, host, sharing, offers, builder.token)
+        found = builder.reach.addresses
         reached = {rank: one for rank, one in found.items() if rank not in near}
         builder.rdma.hand_over(host, is_used=bool(reached))
         if builder.options.site == LEARNT:

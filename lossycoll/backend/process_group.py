@@ -30,19 +30,9 @@ from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.reports import Stats
 
 from . import checks, sparse
+from . import collectives as kinds
 from .bootstrap import Group
 from .builder import GroupSpec
-from .collectives import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BARRIER,
-    BROADCAST,
-    GATHER,
-    REDUCE,
-    REDUCE_SCATTER,
-    SCATTER,
-)
 from .description import Description, Splits
 from .devices import HAS_BACKENDS, SERVED, DeviceBackend, ServedDevices
 from .dispatch import Dispatcher
@@ -196,7 +186,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce a tensor of all ranks in place, on all ranks."""
         op, one = opts.reduceOp, tensors[0] if len(tensors) == 1 else None
-        if one is not None and (again := self._again(ALL_REDUCE, one, one, op.op, opts)):
+        if one is not None and (again := self._again(kinds.ALL_REDUCE, one, one, op.op, opts)):
             return again
         return self._dispatcher.run(self._all_reduce(tensors, op), opts)
 
@@ -205,7 +195,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         if tensor.layout is torch.sparse_coo:
             continues = self._endpoint.options.continues
             return sparse.describe(self._where, tensor, op, continues=continues)
-        return Description(ALL_REDUCE, tensors, tensors, nbytes(tensor), tensor, op=op)
+        return Description(kinds.ALL_REDUCE, tensors, tensors, nbytes(tensor), tensor, op=op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Run :meth:`allreduce` with each tensor, as one work; on an error, none is reduced."""
@@ -216,7 +206,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Reduce a tensor of all ranks to the root; always reliable."""
         tensor = checks.only(self._where, "reduce", tensors)
         call = Description(
-            *(REDUCE, tensors, tensors, nbytes(tensor), tensor),
+            *(kinds.REDUCE, tensors, tensors, nbytes(tensor), tensor),
             op=opts.reduceOp,
             root=opts.rootRank,
         )
@@ -225,14 +215,14 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Reduce all ranks' ``input``; each rank gets its chunk."""
         op = opts.reduceOp
-        if again := self._again(REDUCE_SCATTER, input, output, op.op, opts):
+        if again := self._again(kinds.REDUCE_SCATTER, input, output, op.op, opts):
             return again
         return self._dispatcher.run(self._reduce_scatter_single(output, input, op), opts)
 
     def _reduce_scatter_single(self, output: Tensor, input: Tensor, op: Any) -> Description:
         checks.check_chunks(self._where, "reduce_scatter", output, input)
         return Description(
-            *(REDUCE_SCATTER, [input], [output], nbytes(input), input),
+            *(kinds.REDUCE_SCATTER, [input], [output], nbytes(input), input),
             op=op,
             harmless_overlap=self._where.rank * nbytes(output),
         )
@@ -253,7 +243,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         parts = checks.only(self._where, "reduce_scatter", inputs)
         sizes = checks.uneven_sizes(self._where, "reduce_scatter", output, parts)
         call = Description(
-            *(REDUCE_SCATTER, parts, outputs, sum(map(nbytes, parts))),
+            *(kinds.REDUCE_SCATTER, parts, outputs, sum(map(nbytes, parts))),
             compared=None if sizes else output,
             op=opts.reduceOp,
             sizes=sizes,
@@ -265,22 +255,22 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Copy the root's tensor to all ranks."""
         root, one = opts.rootRank, tensors[0] if len(tensors) == 1 else None
-        if one is not None and (again := self._again(BROADCAST, one, one, root, opts)):
+        if one is not None and (again := self._again(kinds.BROADCAST, one, one, root, opts)):
             return again
         tensor = checks.only(self._where, "broadcast", tensors)
-        call = Description(BROADCAST, tensors, tensors, nbytes(tensor), tensor, root=root)
+        call = Description(kinds.BROADCAST, tensors, tensors, nbytes(tensor), tensor, root=root)
         return self._dispatcher.run(call, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Gather all ranks' ``input`` on all ranks."""
-        if again := self._again(ALL_GATHER, input, output, None, opts):
+        if again := self._again(kinds.ALL_GATHER, input, output, None, opts):
             return again
         return self._dispatcher.run(self._all_gather_single(output, input), opts)
 
     def _all_gather_single(self, output: Tensor, input: Tensor) -> Description:
         checks.check_chunks(self._where, "all_gather", input, output)
         return Description(
-            *(ALL_GATHER, [input], [output], nbytes(output), input),
+            *(kinds.ALL_GATHER, [input], [output], nbytes(output), input),
             harmless_overlap=-self._where.rank * nbytes(input),
         )
 
@@ -300,7 +290,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def _all_gather(self, parts: Tensors, tensor: Tensor) -> Description:
         sizes = checks.uneven_sizes(self._where, "all_gather", tensor, parts)
         return Description(
-            *(ALL_GATHER, [tensor], parts, sum(map(nbytes, parts))),
+            *(kinds.ALL_GATHER, [tensor], parts, sum(map(nbytes, parts))),
             compared=None if sizes else tensor,
             sizes=sizes,
         )
@@ -321,14 +311,14 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Gather all ranks' tensors at the root."""
         tensor, root = checks.only(self._where, "gather", inputs), opts.rootRank
         parts = self._at_root("gather", outputs, tensor, root)
-        call = Description(GATHER, inputs, parts, nbytes(tensor), tensor, root=root)
+        call = Description(kinds.GATHER, inputs, parts, nbytes(tensor), tensor, root=root)
         return self._dispatcher.run(call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         """Hand out the root's list of tensors, one to each rank."""
         tensor, root = checks.only(self._where, "scatter", outputs), opts.rootRank
         parts = self._at_root("scatter", inputs, tensor, root)
-        call = Description(SCATTER, parts, outputs, nbytes(tensor), tensor, root=root)
+        call = Description(kinds.SCATTER, parts, outputs, nbytes(tensor), tensor, root=root)
         return self._dispatcher.run(call, opts)
 
     def _at_root(self, name: str, lists: list[Tensors], tensor: Tensor, root: int) -> Tensors:
@@ -373,7 +363,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         checks.check_own_split(self._where, "all_to_all", splits.send, splits.receive)
         checks.check_dtypes(self._where, "all_to_all", [*outputs, *inputs])
         detail = str(inputs[0].dtype)
-        call = Description(ALL_TO_ALL, inputs, outputs, detail=detail, splits=splits)
+        call = Description(kinds.ALL_TO_ALL, inputs, outputs, detail=detail, splits=splits)
         return self._dispatcher.run(call, opts)
 
     # ---- point to point ----
@@ -407,7 +397,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until all ranks have begun the barrier."""
-        return self._dispatcher.run(Description(BARRIER, [], [], nbytes=1), opts)
+        return self._dispatcher.run(Description(kinds.BARRIER, [], [], nbytes=1), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, and name missing ones in an OperationTimeout.

@@ -70,14 +70,6 @@ class Sharing:
             self.exchange.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Result of sharing: the topology, and the descriptors of each process of this host."""
-
-    topology: Topology
-    descriptors: Mapping[int, tuple[int, int]]
-
-
 def open_sharing(options: Options, ranks: int) -> Sharing:
     """Opens what this process offers to others of its machine, before it meets them."""
     machine = exchange = None
@@ -102,17 +94,17 @@ def share(
     sharing: Sharing,
     offers: Sequence[Offer],
     token: str,
-) -> Shared:
+) -> tuple[Topology, Mapping[int, tuple[int, int]]]:
     """Finds out who shares a host: all ranks call it at the same place of their rendezvous.
 
-    There are two more rounds if some ranks look as if they shared a
-    host, and none otherwise.
+    There are two more rounds if some ranks look as if they shared a host, and none otherwise.
+    Returns the topology, and the descriptors of each other process of this host.
     """
     sites = [offer.labels[1] for offer in offers]
     sets = alike(offers)
     if all(len(ranks) == 1 for ranks in sets):
         _tell_apart(where, offers, (where.rank,), {})
-        return Shared(Topology.of_labels(range(where.world), sites), {})
+        return Topology.of_labels(range(where.world), sites), {}
     mine = next(ranks for ranks in sets if where.rank in ranks)
     others = [rank for rank in mine if rank != where.rank]
     exchange = sharing.exchange
@@ -140,7 +132,7 @@ def share(
         if where.rank not in answers[rank][0]:
             reasons[rank] = reasons[rank] or "it couldn't take this rank's memory, and logs why"
     _tell_apart(where, offers, here, reasons)
-    return Shared(topology, {rank: taken[rank] for rank in here if rank != where.rank})
+    return topology, {rank: taken[rank] for rank in here if rank != where.rank}
 
 
 def _send(

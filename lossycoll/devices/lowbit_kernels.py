@@ -63,6 +63,7 @@ def encode(
     *,
     most_elements: int,
     key: int = 0,
+    counter: int = 0,
 ) -> Tensor:
     """Queues the encoding of packets on the current stream, each by itself.
 
@@ -72,7 +73,8 @@ def encode(
     ``packets``: by packet: its first element in ``values``, how many it has, and its first byte in
     ``to_bytes``; int64, shape (packets, 3), contiguous. Bytes of packets don't overlap. A first
     byte may lie anywhere. ``key``: 32 bits of what is drawn, rounding at random: the upper half of
-    the seed of lc_encode. The counter of an element is its place in ``values``, in 32 bits.
+    the seed of lc_encode. ``counter``: the counter of the first
+    of ``values``. Others count from there, in 32 bits.
     """
     _check(values, packets, to_bytes, how)
     nan_groups = torch.zeros(1, dtype=torch.int32, device=values.device)
@@ -81,7 +83,7 @@ def encode(
     if grid:
         with _device_of(values):
             _encode[grid](
-                *(values, packets, to_bytes, nan_groups, _signed(key)),
+                *(values, packets, to_bytes, nan_groups, _signed(counter), _signed(key)),
                 **_constants(how, chunk),
                 STOCHASTIC=how.stochastic,
             )
@@ -444,12 +446,13 @@ def _encode_groups(
     )
 
 
-@triton.jit(do_not_specialize=["key"], do_not_specialize_on_alignment=_POINTERS)
+@triton.jit(do_not_specialize=["counter", "key"], do_not_specialize_on_alignment=_POINTERS)
 def _encode(
     values: tl.tensor,
     packets: tl.tensor,
     data: tl.tensor,
     nan_groups: tl.tensor,
+    counter: tl.tensor,
     key: tl.tensor,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -479,7 +482,7 @@ def _encode(
         spikes = headers + 5 * groups
         members = _put_spikes(spikes, groups, g, x, low, high, usable, place, members)
         low, high = _ends(ordered, members)
-    counters = (from_element + within).to(tl.uint32)
+    counters = (from_element + within + counter).to(tl.uint32)
     indices, anchor, step, exponent = _encode_groups(
         x, low, high, special, counters, key.to(tl.uint32), BITS, STOCHASTIC
     )

@@ -130,7 +130,7 @@ def rank_compiles(rank: int, world: int) -> dict[str, str]:
 
     made = {}
     pointers = {"values": "*fp32", "packets": "*i64", "data": "*u8"}
-    counts = {"nan_groups": "*i32", "key": "i32"}
+    counts = {"nan_groups": "*i32", "counter": "i32", "key": "i32"}
     for how in (LowBit(4, 128), LowBit(3, 32, True, True)):
         for kernel, more in ((kernels._encode, counts), (kernels._decode, {})):
             constants = kernels._constants(how, 512)

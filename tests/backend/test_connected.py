@@ -234,7 +234,7 @@ def test_a_group_with_a_lost_rank_is_refused_at_once_and_one_without_is_made() -
 
 
 def test_who_awaits_others_hears_all_that_the_control_plane_tells() -> None:
-    from lossycoll.backend.connected import _Askers
+    from lossycoll.backend.bootstrap import _Askers
     from lossycoll.errors import PeerLostError
     from lossycoll.runtime.world.membership import Listener
 

@@ -16,7 +16,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ from .collectives import ENCODED_EXCHANGE, ENCODED_GATHER
 from .description import CollectiveKind, Description
 from .on_device import Lanes
 from .reduction import Reduction
-from .tensors import DTYPES, contiguous, spread
+from .tensors import DTYPES, contiguous, scaled, spread
 from .work import LossyWork, ManyWork
 
 LEAST_BYTES: Final = 1 << 20
@@ -152,13 +152,9 @@ class DeviceWire:
         self._calls = 0
         self._nan_groups: dict[Device, tuple[Tensor, Any]] = {}
         """Count of each device, and the place in a stream after which it is right."""
+        self._may_serve = endpoint.world > 1 and not endpoint.options.continues
         # Kept by the group: its streams alone use them.
         self._tables_of: Final = lru_cache(maxsize=KEPT)(tables_of)
-
-    @cached_property
-    def _may_serve(self) -> bool:
-        endpoint = self._endpoint
-        return endpoint.world > 1 and endpoint.host_each and not endpoint.options.continues
 
     def serves(self, call: Description, encoding: str, reduction: Reduction | None) -> bool:
         """True if a reliable call is served here; alike on all ranks."""
@@ -166,7 +162,11 @@ class DeviceWire:
         if not native or call.dtype not in FLOATS or call.nbytes < LEAST_BYTES:
             return False
         both = codec.phases(encoding)
-        return self._may_serve and all(codec.codec_of(one, "f32").low for one in both)
+        return (
+            self._may_serve
+            and self._endpoint.host_each
+            and all(codec.codec_of(one, "f32").low for one in both)
+        )
 
     def _codec_of(self, device: Device) -> Any:
         """The codec on a device. Where it can't, this host encodes, by the same exchanges."""
@@ -195,7 +195,7 @@ class DeviceWire:
         keys = [self._key(count, phase) for phase in range(2)]
         rank, world = endpoint.rank, endpoint.world
         with device.layer.aside(lane, tensor):
-            whole = reduction.contribution(contiguous(tensor.detach())).view(-1)
+            whole = scaled(contiguous(tensor.detach()), reduction.factor).view(-1)
             values = whole.to(torch.float32)
             tables = self._tables_of(
                 *(values.numel(), world, rank, (first, second), str(tensor.device))

@@ -418,21 +418,20 @@ class Options:
 
     def __eq__(self, other: object) -> bool:
         """Equal values, and the same of them set: what isn't set may be chosen by others."""
-        if not isinstance(other, Options):
-            return NotImplemented
-        return self.given == other.given and all(
-            getattr(self, entry.name) == getattr(other, entry.name) for entry in fields(self)
-        )
+        return self._values == other._values if isinstance(other, Options) else NotImplemented
 
     def __hash__(self) -> int:
         return self._key
+
+    @property
+    def _values(self) -> tuple[list[Any], list[str]]:
+        return [getattr(self, entry.name) for entry in fields(self)], sorted(self.given)
 
     @cached_property
     def _key(self) -> int:
         """Equal for equal options, and in every process, unlike the hash of a text: pickles take it
         along. Kept, since every call looks something up by its options."""
-        values = [getattr(self, entry.name) for entry in fields(self)]
-        return zlib.crc32(repr((values, sorted(self.given))).encode())
+        return zlib.crc32(repr(self._values).encode())
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:

@@ -100,7 +100,7 @@ def choice(*names: str, besides: Sequence[str] = (), in_words: str = "") -> Valu
     values = growing_choice(lambda: names, always=besides)
     if not besides:
         return values
-    return Values(f"{values.wanted} or {in_words}", values.read, values.check)
+    return replace(values, allowed=f"{values.wanted} or {in_words}")
 
 
 def growing_choice(

@@ -44,6 +44,7 @@ from .devices import check_device
 from .group_steps import (
     check_links,
     enter,
+    explain_long_calls,
     fault_group,
     join,
     meet,
@@ -53,7 +54,6 @@ from .group_steps import (
     refused,
     tell_ready,
 )
-from .status import watch
 
 
 class Group:
@@ -165,7 +165,7 @@ class Group:
         self.messages = Messages(
             builder.engine, health, builder.options, self.endpoint.operations.group_failure
         )
-        watch(builder, health)
+        explain_long_calls(builder, health)
         enter(builder, self.endpoint)
         world = builder.founded or builder.world
         assert world is not None

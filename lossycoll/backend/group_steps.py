@@ -2,6 +2,8 @@
 
 A step that needs the other ranks goes through the rendezvous, in the same order on all of them.
 What a step has opened is closed by ``GroupBuilder.undo`` if a later one fails.
+
+Long because the steps are in one file.
 """
 
 from __future__ import annotations
@@ -24,11 +26,14 @@ from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.plan_cache import name_of
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.logfmt import log
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
+from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.net.interfaces import Interface, candidates, choose
 from lossycoll.runtime.net.machine import core_limit
+from lossycoll.runtime.world import metrics
 from lossycoll.runtime.world.comparison import (
     common_version,
     compare_machines,
@@ -37,8 +42,10 @@ from lossycoll.runtime.world.comparison import (
 )
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.group_state import Health, kind_of_unmade
+from lossycoll.runtime.world.hang_log import HangLog
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.messages import Defined
+from lossycoll.runtime.world.queries import ask_rank
 
 from .builder import (
     WORLDS,
@@ -61,7 +68,6 @@ from .sharing import (
     share,
     topology_of,
 )
-from .status import show, tell
 from .work import reason_of
 
 _warned: Final[list[Where]] = []
@@ -298,7 +304,7 @@ def _start(builder: GroupBuilder) -> None:
             keys = builder.secret.path_secrets(meeting, here.rank, here.world)
             host.seal(keys, builder.secret.filter(meeting))
             builder.plane.sealed.add(host)
-        show(builder)
+        show_status(builder)
         host.start(
             int(builder.session, 16),
             [one.link for one in contacts],
@@ -339,7 +345,7 @@ def join(builder: GroupBuilder) -> None:
     plane, host, spec = builder.plane, builder.host, builder.spec
     plane.protocol.pulse = host.pulse
     plane.start(builder.token, [one.control for one in builder.contacts])
-    tell(builder)
+    answer_status(builder)
     builder.founded = World(
         builder.session, spec.rank, spec.global_ranks, plane, host, builder.network
     )
@@ -401,6 +407,71 @@ def _who_is_near(topology: Topology, rank: int, options: Options) -> dict[str, A
         here = topology.members_of_hosts[topology.hosts[rank]]
         fields |= {"hosts": topology.n_hosts, "local": ",".join(map(str, here))}
     return fields | ({"sites": topology.n_sites} if topology.n_sites > 1 else {})
+
+
+def show_status(builder: GroupBuilder) -> None:
+    """Has the host's status page written, before it starts. Without one the job runs as well."""
+    spec, host, options = builder.spec, builder.host, builder.options
+    if options.status == "off":
+        return
+    address, port = builder.contacts[spec.rank].control
+    job = status_page.Job(
+        session=int(builder.session, 16),
+        ranks=spec.global_ranks,
+        liveness=options.liveness,
+        control=f"{address}:{port}",
+        sealed=host.is_sealed,
+    )
+    try:
+        host.show(job)
+    except OSError as error:
+        log.warning("%s: `lossycoll status` can't show this rank: %s", builder.who, error)
+
+
+def answer_status(builder: GroupBuilder) -> None:
+    """Has a started plane answer those that ask, and note on the host's page whom it hears."""
+    plane, host, options = builder.plane, builder.host, builder.options
+    plane.protocol.note = host.note_peer
+    session = int(builder.session, 16)
+    shown = options.status == "on"
+
+    def read(calls: bool = False) -> list[Record]:
+        return status_page.pages(session, calls=calls) if shown else []
+
+    plane.tell_status(builder.session, read)
+    if options.metrics:
+        metrics.Exporter(
+            options.metrics,
+            host.process,
+            sealed=host.is_sealed,
+            read=read,
+            is_over=lambda: not host.is_open,
+        ).start()
+
+
+def explain_long_calls(builder: GroupBuilder, health: Health) -> None:
+    """Has calls that take long explained in the log."""
+    page, world = builder.host.page, builder.world
+    if page is None:
+        return
+    session = int(builder.session if world is None or not builder.shares else world.session, 16)
+    # What asks later keeps these, and not the builder.
+    plane, secret, members = builder.plane, builder.secret, builder.members
+    as_in_world = builder.shares or world is None
+
+    def ask(process: int) -> tuple[Record | None, str | None]:
+        """Asks a process, numbered as in the world on a host that groups share."""
+        rank = process if as_in_world else members[process]
+        return ask_rank(plane.place_of(rank), secret)
+
+    health.on_long_wait = HangLog(
+        health.where,
+        page,
+        builder.engine.number,
+        builder.options.warn_after,
+        lambda: status_page.pages(session),
+        ask,
+    ).look
 
 
 def check_links(options: Options, size: int) -> None:

@@ -6,7 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from tests.support.failure_cases import CALM, catch
 from tests.support.harness import init, run_good
 
@@ -17,10 +20,6 @@ ROUNDS = 12
 
 def rank_rounds(rank: int, world: int) -> dict[str, Any]:
     """Gathers a number that grows each round; what is missing must be a round older."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
     from lossycoll.backend import process_group
 
     init()
@@ -82,9 +81,6 @@ def test_stale_blocks_stay_until_they_are_needed(world: int) -> None:
 
 def rank_result(rank: int, world: int) -> dict[str, Any]:
     """Nothing of rank 0 reaches rank 1, which asks for it until its deadline."""
-    import torch
-    import torch.distributed as dist
-
     from lossycoll.backend import process_group
 
     init()
@@ -120,10 +116,6 @@ def test_a_result_can_be_read_while_peers_still_ask_for_what_was_sent() -> None:
 
 def rank_contributions(rank: int, world: int) -> dict[str, Any]:
     """What is lost is sent again with the next contribution, until all of it has come."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
     from lossycoll.backend import process_group
 
     init()
@@ -174,9 +166,6 @@ def test_nothing_is_lost_for_good_of_what_is_sent_again(world: int) -> None:
 
 
 def rank_dead_link(rank: int, world: int) -> list[list[bool]]:
-    import torch
-    import torch.distributed as dist
-
     from lossycoll.backend import process_group
 
     init()

@@ -10,6 +10,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.support.failure_cases import CALM, Caught, catch
 from tests.support.harness import Ranks, init, note, run_good
@@ -33,9 +35,6 @@ def count_meetings() -> list[int]:
 
 def sums(group: Any) -> float:
     """The sum of ones over a group, which is its size."""
-    import torch
-    import torch.distributed as dist
-
     t = torch.ones(10)
     dist.all_reduce(t, group=group)
     return float(t[0])
@@ -49,9 +48,6 @@ def early() -> int:
 
 
 def rank_makes(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
     init()
     meetings = count_meetings()
     out: dict[str, Any] = {}
@@ -143,9 +139,6 @@ DIFFERENT: dict[str, tuple[Callable[[int], tuple[Any, Any]], tuple[str, ...], li
 
 
 def rank_differs(rank: int, world: int) -> dict[str, Caught]:
-    import torch
-    import torch.distributed as dist
-
     init()
     out = {}
     for name, (ask, _, _) in DIFFERENT.items():
@@ -176,8 +169,6 @@ def test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all() -> No
 
 
 def rank_never_makes_it(rank: int, world: int) -> Caught | None:
-    import torch.distributed as dist
-
     init()
     caught = None
     if rank != 1:
@@ -203,8 +194,6 @@ def test_a_rank_that_never_makes_the_group_is_named_after_the_timeout() -> None:
 
 
 def rank_after_a_death(rank: int, world: int) -> Any:
-    import torch.distributed as dist
-
     init()
     dist.barrier()
     note("ready")

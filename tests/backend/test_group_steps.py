@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.support.failure_cases import CALM, QUIET, catch
 from tests.support.harness import init, kill_self, run_good, run_ranks
@@ -15,9 +17,6 @@ from tests.support.harness import init, kill_self, run_good, run_ranks
 
 def noted(rank: int, world: int, mtu: int) -> list[Any]:
     """The rounds of the rendezvous beyond the first, and the packets' payload, of two groups."""
-    import torch
-    import torch.distributed as dist
-
     from lossycoll.backend import bootstrap, group_steps
 
     rounds: list[str] = []
@@ -73,9 +72,6 @@ def test_ranks_meet_once_unless_packets_must_become_smaller_or_they_share_a_mach
 
 def rank_fails_after_the_meeting(rank: int, world: int) -> tuple[str, str, str]:
     """What ``new_group`` and its first call raised here, and whether the world's group goes on."""
-    import torch
-    import torch.distributed as dist
-
     from lossycoll.backend import bootstrap
 
     init()
@@ -179,9 +175,6 @@ def test_a_process_that_ends_between_store_and_control_plane_is_lost() -> None:
 
 
 def rank_address(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
     init()
     t = torch.full((1000,), float(rank))
     dist.all_reduce(t)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from lossycoll.backend.overloads import METHODS, long_form
 from tests.support.harness import init, run_good
@@ -17,8 +18,6 @@ SECONDS = timedelta(seconds=20)
 
 def short_calls(group: Any, rank: int, world: int) -> dict[str, Callable[[], list[torch.Tensor]]]:
     """Each makes a call and returns the tensors that it fills."""
-    import torch.distributed as dist
-
     most, total = dist.ReduceOp.MAX, dist.ReduceOp.SUM
     root = world - 1
 
@@ -67,8 +66,6 @@ def short_calls(group: Any, rank: int, world: int) -> dict[str, Callable[[], lis
 
 
 def rank_short_forms(rank: int, world: int) -> list[str]:
-    import torch.distributed as dist
-
     init()
     lossy, gloo = dist.group.WORLD, dist.new_group(backend="gloo")
     of_lossy, of_gloo = short_calls(lossy, rank, world), short_calls(gloo, rank, world)
@@ -86,7 +83,6 @@ def test_short_forms_give_what_gloo_gives() -> None:
 
 
 def rank_join(rank: int, world: int) -> list[float]:
-    import torch.distributed as dist
     from torch import nn
     from torch.distributed.algorithms.join import Join
 

@@ -324,50 +324,38 @@ class Dispatcher:
         except BaseException as error:
             self._recover(numbered, error)
             raise
-        if repeated:
-            self._remember(call, choice, reduction, numbered, options, opts, work)
+        if repeated and not (choice.options.deterministic and choice.lossy):
+            overlap = call.harmless_overlap
+            known = Known(options, choice, numbered, reduction, overlap, None, opts.timeout)
+            self._remember(call, known, opts.asyncOp, work)
         return work
 
-    def _remember(
-        self,
-        call: Description,
-        choice: CallOptions,
-        reduction: Reduction | None,
-        named: Collective,
-        asked: Options,
-        opts: Any,
-        work: dist.Work,
-    ) -> None:
+    def _remember(self, call: Description, known: Known, is_async: object, work: dist.Work) -> None:
         """Has :meth:`run_again` find it for calls like this one."""
-        told = choice.options.deterministic and choice.lossy
-        if type(work) is not EngineWork or work.streams is not None or told or not call.nbytes:
+        if type(work) is not EngineWork or work.streams is not None or not call.nbytes:
             return
+        reduction = known.reduction
         if len(call.reads) != 1 or len(call.writes) != 1 or is_gathered(call.kind, reduction):
             return
         source, target = call.reads[0], call.writes[0]
         if call.compared is not source or call.detail != "" or call.result is not None:
             return  # another caller's kind of call, of the same collective
         steady = work.operation.steady
-        order_drawn = steady is None and call.kind is ALL_REDUCE and choice.encoding == "same"
-        if not (isinstance(steady, Steady) or order_drawn) or source.is_complex():
-            return
+        if isinstance(steady, Steady):
+            known = known._replace(steady=steady)
+        elif steady or call.kind is not ALL_REDUCE or known.choice.encoding != "same":
+            return  # not even an all-reduce, of which only the order of owners is drawn anew
         if reduction is not None and (reduction.factor is not None or source.dtype not in DTYPES):
             return
-        if not all(self.devices.takes_as_is([tensor]) for tensor in (source, target)):
+        if source.is_complex() or not all(
+            self.devices.takes_as_is([tensor]) for tensor in (source, target)
+        ):
             return
         if len(self._known) >= MOST_KNOWN:
             self._known.clear()
         what = call.op.op if call.op is not None else call.root
         sizes = source.numel(), target.numel()
-        self._known[call.kind, what, opts.asyncOp, source.dtype, target.dtype, sizes] = Known(
-            asked=asked,
-            choice=choice,
-            named=named,
-            reduction=reduction,
-            harmless_overlap=call.harmless_overlap,
-            steady=steady if isinstance(steady, Steady) else None,
-            timeout=opts.timeout,
-        )
+        self._known[call.kind, what, is_async, source.dtype, target.dtype, sizes] = known
 
     def _tell_once(self, text: str, value: str) -> None:
         if text not in self._told and self.where.rank == 0:

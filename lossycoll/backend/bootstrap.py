@@ -42,7 +42,6 @@ from lossycoll.runtime.world.rendezvous import Rendezvous
 from .builder import WORLDS, GroupBuilder, GroupSpec, Parent, World, written_in
 from .devices import check_device
 from .group_steps import (
-    check_links,
     enter,
     explain_long_calls,
     fault_group,
@@ -63,9 +62,7 @@ class Group:
     meets, and every call raises this.
     """
 
-    def __init__(
-        self, spec: GroupSpec, pg_options: object, failure: LossyError | None = None
-    ) -> None:
+    def __init__(self, spec: GroupSpec, failure: LossyError | None = None) -> None:
         spec = replace(spec, timeout=bounded(spec.timeout))
         self._host: Host | None = None
         self.as_parent: Parent | None = None
@@ -73,14 +70,12 @@ class Group:
         self.abort_hooks: Mapping[int, Callable[[], object]] = {}
         """Functions that are called when the group fails; they may change."""
         try:
-            if failure is not None:
-                self._stay_alone(spec, pg_options)
+            if failure is not None or spec.size == 1:
+                self._stay_alone(spec)
                 self.endpoint.health.failure = failure
-            elif spec.size == 1:
-                self._stay_alone(spec, pg_options)
             else:
                 with contextlib.ExitStack() as undo:
-                    self._meet(spec, pg_options, undo)
+                    self._meet(spec, undo)
                     undo.pop_all()
         except (OptionError, InterfaceError) as error:
             # Options and interfaces don't know whose they are, or only the rank in the job.
@@ -88,20 +83,18 @@ class Group:
             raise type(error)(f"rank {spec.rank}/{spec.size}: {reason}") from error
         close_at_exit(self.close)
 
-    def _stay_alone(self, spec: GroupSpec, pg_options: object) -> None:
+    def _stay_alone(self, spec: GroupSpec) -> None:
         """No connections: a world of one, or nobody has met."""
         find_secret()
         check_device(spec.store, spec.rank, spec.size)
-        options = Options.resolve(pg_options)
-        check_links(options, spec.size)
-        logfmt.show(options)
+        options = read_options(spec, ())
         self.messages: Messages | None = None
         self.store: Store = PrefixStore(f"lossy/{secrets.token_hex(8)}", spec.store)
         self.topology = Topology.flat(spec.size)
         self.endpoint = self._make_endpoint(spec, options, ["this process"] * spec.size)
 
-    def _meet(self, spec: GroupSpec, pg_options: object, undo: contextlib.ExitStack) -> None:
-        secret, unusable = usable_secret(pg_options)
+    def _meet(self, spec: GroupSpec, undo: contextlib.ExitStack) -> None:
+        secret, unusable = usable_secret(spec.pg_options)
 
         def alive(hello: Mapping[str, Any]) -> bool:
             """Whether the rank 0 that once said this still listens."""
@@ -121,7 +114,7 @@ class Group:
         )
         try:
             builder = GroupBuilder(spec, rendezvous, undo, secret, unusable)
-            with connected(builder, pg_options) as is_complete:
+            with connected(builder) as is_complete:
                 if is_complete:
                     self._assemble(builder)
                     return
@@ -130,7 +123,7 @@ class Group:
                 # Never in clear where there is a secret by now, nor on some ranks alone.
                 sealed = secret is not None
                 builder.worlds = [one for one in worlds if one.host.is_sealed == sealed]
-                meet(builder, pg_options)
+                meet(builder)
                 self._assemble(builder)
         except LossyError as error:
             rendezvous.part(error)
@@ -155,11 +148,8 @@ class Group:
         self.store = PrefixStore(f"lossy/s/{builder.session}", spec.store)
         join(builder)
         self.endpoint = self._make_endpoint(
-            *(spec, builder.options, builder.addresses),
-            device=builder.network.interface.name,
-            number=builder.number,
-            engine=builder.engine,
-            control=builder.membership,
+            *(spec, builder.options, builder.addresses, builder.network.interface.name),
+            (builder.number, builder.engine, builder.membership),
         )
         health = self.endpoint.health
         self.messages = Messages(
@@ -178,24 +168,21 @@ class Group:
         spec: GroupSpec,
         options: Options,
         addresses: Sequence[str],
-        *,
         device: str = "",
-        number: int = 0,
-        engine: EngineGroup | None = None,
-        control: Membership | None = None,
+        connection: tuple[int, EngineGroup | None, Membership | None] = (0, None, None),
     ) -> Endpoint:
         health = Health(
             spec.rank,
             spec.size,
             addresses=addresses,
             liveness=options.liveness,
-            control=control,
+            control=connection[2],
             on_failure=self._end,
             outlive=options.continues,
             group=spec.name,
             device=device,
         )
-        context = GroupContext(health, options, number, engine, control, self.topology)
+        context = GroupContext(health, options, *connection, self.topology)
         return Endpoint(context, timeout=spec.timeout.total_seconds())
 
     @property
@@ -251,7 +238,7 @@ def usable_secret(pg_options: object) -> tuple[Secret | None, OptionError | None
 
 
 @contextlib.contextmanager
-def connected(builder: GroupBuilder, pg_options: object) -> Iterator[bool]:
+def connected(builder: GroupBuilder) -> Iterator[bool]:
     """Fills in what a meeting would tell, without one; the world lasts as long as the context.
 
     False: they meet in the store. Either they have no parent here, or all of them ask for a host
@@ -263,20 +250,20 @@ def connected(builder: GroupBuilder, pg_options: object) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _fill_in(builder, parent, pg_options)
+        yield _fill_in(builder, parent)
     finally:
         parent.world.release()
 
 
-def _fill_in(builder: GroupBuilder, parent: Parent, pg_options: object) -> bool:
+def _fill_in(builder: GroupBuilder, parent: Parent) -> bool:
     spec, undo, world = builder.spec, builder.undo, parent.world
     members = tuple(parent.numbers[rank] for rank in spec.global_ranks)
     session = parent.next_session(spec.name)
     try:
         if builder.unusable is not None:
             raise builder.unusable
-        options = read_options(spec, pg_options, [world])
-        asked = _own_host(options, pg_options, world)
+        options = read_options(spec, [world])
+        asked = _own_host(options, spec.pg_options, world)
         if builder.secret is not None and not (world.host.is_sealed or asked):
             raise OptionError(
                 f"rank {spec.rank}/{spec.size}: a secret is set now, and was not when the group "

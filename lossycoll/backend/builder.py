@@ -193,6 +193,7 @@ class GroupSpec:
     name: str  # torch's name of the group
     global_ranks: tuple[int, ...]  # torch's global rank of each rank of the group
     parent: Parent | None = None  # A group that all of these ranks belong to, if there is one
+    pg_options: object = None  # The user's, as Options.resolve takes them
 
     def defined(self, options: Options) -> Defined:
         return Defined(self.rank, self.global_ranks, options.shared())

@@ -76,12 +76,12 @@ DESCRIPTORS: Final = (32, 4)
 """Descriptors that a group may take, with room to spare: in any case, and for each rank."""
 
 
-def prepare(builder: GroupBuilder, pg_options: object) -> None:
+def prepare(builder: GroupBuilder) -> None:
     """Opens what this rank needs before the ranks meet, who hear of its errors."""
     spec = builder.spec
     if builder.unusable is not None:
         raise builder.unusable
-    builder.options = options = read_options(spec, pg_options, builder.worlds)
+    builder.options = options = read_options(spec, builder.worlds)
     wanted = host_options(options)
     shared = [world.network for world in builder.worlds if world.host.options == wanted]
     if shared:  # nothing has to be opened, so nothing is looked for
@@ -130,9 +130,9 @@ def refused(rank: int, size: int, cause: Exception) -> EngineError:
     return error
 
 
-def read_options(spec: GroupSpec, pg_options: object, worlds: Sequence[World]) -> Options:
+def read_options(spec: GroupSpec, worlds: Sequence[World]) -> Options:
     """The options of a group whose ranks may meet in one of ``worlds``."""
-    options = with_liveness_of(Options.resolve(pg_options), pg_options, worlds)
+    options = with_liveness_of(Options.resolve(spec.pg_options), spec.pg_options, worlds)
     check_links(options, spec.size)
     logfmt.show(options)
     return options
@@ -156,13 +156,13 @@ def _open_ends(builder: GroupBuilder, payload: int) -> Ends:
     return Ends(plane, host, sharing, Contact(control, link, interface.name, sharing.offer))
 
 
-def meet(builder: GroupBuilder, pg_options: object) -> None:
+def meet(builder: GroupBuilder) -> None:
     """All ranks tell one another what they are and have, or why they can't take part."""
     spec, rendezvous, here = builder.spec, builder.rendezvous, builder.here
     hello: dict[str, Any] = {}
     failure: LossyError | None = None
     try:
-        prepare(builder, pg_options)
+        prepare(builder)
         hello = _hello(builder)
     except LossyError as error:
         failure = error

@@ -84,8 +84,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
                 backend_options.global_ranks_in_group or range(backend_options.group_size)
             ),
             parent=parent._group.as_parent if isinstance(parent, LossyProcessGroup) else None,
+            pg_options=pg_options,
         )
-        self._pg_options = pg_options
         self._timeout = spec.timeout
         self._serial = next(_serials)
         self._name, self._description = "", "undefined"  # as torch has it
@@ -95,7 +95,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         changes = getattr(backend_options, "enable_reconfigure", False)
         self._reconfiguration = Reconfiguration(spec) if changes else None
         failure = self._reconfiguration.no_members() if self._reconfiguration else None
-        self._take(spec, Group(spec, pg_options, failure))
+        self._take(spec, Group(spec, failure))
         custom = _c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
         self._backend = DeviceBackend(self)

@@ -197,7 +197,6 @@ _c10d: Any = c10d  # its stub lacks half of what is used here
 class Reconfigurable:
     """A base of LossyProcessGroup, which sets the attributes."""
 
-    _pg_options: object
     _reconfiguration: Reconfiguration | None
     _abort_hooks: dict[int, Callable[[], object]]
     _group: Group
@@ -247,9 +246,9 @@ class Reconfigurable:
             self._fail_what_is_in_flight("reconfigured")
             self._devices.close()
             try:
-                group = Group(spec, self._pg_options)
+                group = Group(spec)
             except LossyError as error:
-                self._take(spec, Group(spec, self._pg_options, steps.failed(error)))
+                self._take(spec, Group(spec, steps.failed(error)))
                 raise
             else:
                 self._take(spec, group)

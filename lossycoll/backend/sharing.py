@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from lossycoll.errors import EngineError, RendezvousError
@@ -41,13 +41,7 @@ class Offer:
 
     def to_json(self) -> dict[str, Any]:
         machine = self.machine.to_json() if self.machine else None
-        return {
-            "machine": machine,
-            "labels": self.labels,
-            "socket": self.socket,
-            "why": self.why,
-            "cores": f"{self.cores:x}",
-        }
+        return {**asdict(self), "machine": machine, "cores": f"{self.cores:x}"}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Offer:

@@ -13,7 +13,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -148,8 +148,7 @@ def with_liveness_of(options: Options, pg_options: object, worlds: Sequence[Worl
             f"option liveness is {options.liveness:g}, but it is the process's, which was made "
             f"with {liveness:g}; leave it out for this group, or set it for the first one"
         )
-    given = {name: getattr(options, name) for name in options.given}
-    return Options(**{**given, "liveness": liveness})
+    return replace(options, liveness=liveness)
 
 
 WORLDS: Final = Worlds()

@@ -513,8 +513,7 @@ def stats_of_all() -> Stats:
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:
-    """The lossy group behind torch's handle. ``group``: A process group; None: the default
-    group."""
+    """The lossy group behind torch's handle; None: the default group."""
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, LossyProcessGroup):
         backend = found.name() if isinstance(found, dist.ProcessGroup) else "none"

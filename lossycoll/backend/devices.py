@@ -23,7 +23,6 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 from torch import device as Device
@@ -33,10 +32,8 @@ from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
 from .checks import Delegated
-from .overloads import METHODS
+from .overloads import METHODS, c10d
 from .tensors import is_plain
-
-_c10d: Any = c10d  # its stub lacks half of what is used here
 
 SERVED = ("cpu", "cuda")
 REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
@@ -189,7 +186,7 @@ def _device_of(store: Store) -> str | None:
     return None
 
 
-HAS_BACKENDS: Final = hasattr(_c10d.Backend, "reconfigure")
+HAS_BACKENDS: Final = hasattr(c10d.Backend, "reconfigure")
 """Whether Python can make a backend: torch 2.14 and later."""
 
 _SAME: Final = (
@@ -216,7 +213,7 @@ FORWARDED: Final = {name: name for name in _SAME} | {
 """Methods of a c10d.Backend that are the group's, and the group's names of them."""
 
 
-_Backend: Any = _c10d.Backend if HAS_BACKENDS else object
+_Backend: Any = c10d.Backend if HAS_BACKENDS else object
 
 
 class DeviceBackend(_Backend):  # type: ignore[misc]
@@ -267,7 +264,7 @@ class DeviceBackend(_Backend):  # type: ignore[misc]
             itself without end: the stack overflows on Python 3.12 and later.
             """
             group = self._group
-            made = _c10d.Backend.Options(group.name(), group._timeout)
+            made = c10d.Backend.Options(group.name(), group._timeout)
             made.global_ranks_in_group = list(group._global_ranks)
             made.group_name = group._name
             return made

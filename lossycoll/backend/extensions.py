@@ -11,33 +11,27 @@ import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
 from lossycoll.errors import UnsupportedError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
-from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.engine.reports import Report, Stats
 
 from . import checks
-from .bootstrap import Group
 from .collectives import ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS, BlockWork, ContributionWork
 from .description import Description
 from .dispatch import Dispatcher
-from .overloads import opaque
+from .overloads import c10d, opaque
+from .reconfiguration import Reconfigurable
 from .reduction import AVG
 from .tensors import DTYPES, nbytes
 
-_c10d: Any = c10d  # its stub has overloads that aren't served
-
 
 @opaque
-class Extensions:
+class Extensions(Reconfigurable):
     """A base of LossyProcessGroup, which sets the attributes."""
 
-    _endpoint: Endpoint
     _dispatcher: Dispatcher
-    _group: Group
     _name: str
     _description: str
 
@@ -152,7 +146,7 @@ class Extensions:
         Raises:
             UnsupportedError: A tensor or root can't be served.
         """
-        return self._dispatcher.run(description, _c10d.BarrierOptions() if opts is None else opts)
+        return self._dispatcher.run(description, c10d.BarrierOptions() if opts is None else opts)
 
     # ---- collectives that say what became of each block ----
 
@@ -221,7 +215,7 @@ class Extensions:
             argument=needed,
             encoding=encoding,
         )
-        work = self._dispatcher.run(description, _c10d.AllgatherOptions())
+        work = self._dispatcher.run(description, c10d.AllgatherOptions())
         assert isinstance(work, BlockWork)
         return work
 
@@ -263,6 +257,6 @@ class Extensions:
             op=SimpleNamespace(op=AVG, factor=None),
             encoding=encoding,
         )
-        work = self._dispatcher.run(description, _c10d.ReduceScatterOptions())
+        work = self._dispatcher.run(description, c10d.ReduceScatterOptions())
         assert isinstance(work, ContributionWork)
         return work

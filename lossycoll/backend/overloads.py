@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
+from torch._C import _distributed_c10d
 
 from .checks import Delegated, Unawaited
 from .tensors import awaited
 
-_c10d: Any = c10d  # its stub lacks half of what is used here
+c10d: Any = _distributed_c10d  # its stub lacks half of what is used here
 
 FIELDS: Final = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Fields of torch's options, by the names of the values that stand for them in a short form."""
@@ -47,32 +47,32 @@ _LISTS: Final = (
     ("inputs", "input_tensors", "input_list"),
 )
 _SPLIT: Final = (("output",), ("input",), ("output_split_sizes",), ("input_split_sizes",))
-_Gather, _Reduce = _c10d.AllgatherOptions, _c10d.ReduceScatterOptions
+_Gather, _Reduce = c10d.AllgatherOptions, c10d.ReduceScatterOptions
 
 METHODS: Final[Mapping[str, Method]] = {
-    "allreduce": Method(_c10d.AllreduceOptions, ("op", "timeout"), _IN_PLACE, 0),
-    "allreduce_coalesced": Method(_c10d.AllreduceCoalescedOptions, (), _IN_PLACE),
-    "reduce": Method(_c10d.ReduceOptions, ("root", "op", "timeout"), _IN_PLACE, 0),
+    "allreduce": Method(c10d.AllreduceOptions, ("op", "timeout"), _IN_PLACE, 0),
+    "allreduce_coalesced": Method(c10d.AllreduceCoalescedOptions, (), _IN_PLACE),
+    "reduce": Method(c10d.ReduceOptions, ("root", "op", "timeout"), _IN_PLACE, 0),
     "reduce_scatter": Method(_Reduce, ("op", "timeout"), _SCATTERED, 0),
     "reduce_scatter_single": Method(_Reduce, (), _SINGLE, also="_reduce_scatter_base"),
     "reduce_scatter_single_coalesced": Method(
         _Reduce, (), _LISTS, also="reduce_scatter_tensor_coalesced"
     ),
-    "broadcast": Method(_c10d.BroadcastOptions, ("root", "timeout"), _IN_PLACE, 0),
+    "broadcast": Method(c10d.BroadcastOptions, ("root", "timeout"), _IN_PLACE, 0),
     "allgather": Method(_Gather, ("timeout",), _GATHERED, 1),
     "allgather_coalesced": Method(_Gather, (), _LISTS),
     "all_gather_single": Method(_Gather, (), _SINGLE, also="_allgather_base"),
     "all_gather_single_coalesced": Method(
         _Gather, (), _LISTS, also="allgather_into_tensor_coalesced"
     ),
-    "gather": Method(_c10d.GatherOptions, ("root", "timeout"), _GATHERED, 1),
-    "scatter": Method(_c10d.ScatterOptions, ("root", "timeout"), _SCATTERED, 0),
-    "alltoall": Method(_c10d.AllToAllOptions, (), _LISTS),
-    "all_to_all_single": Method(_c10d.AllToAllOptions, ("timeout",), _SPLIT, also="alltoall_base"),
+    "gather": Method(c10d.GatherOptions, ("root", "timeout"), _GATHERED, 1),
+    "scatter": Method(c10d.ScatterOptions, ("root", "timeout"), _SCATTERED, 0),
+    "alltoall": Method(c10d.AllToAllOptions, (), _LISTS),
+    "all_to_all_single": Method(c10d.AllToAllOptions, ("timeout",), _SPLIT, also="alltoall_base"),
     "send": Method(),
     "recv": Method(),
     "recv_anysource": Method(also="recvAnysource"),
-    "barrier": Method(_c10d.BarrierOptions, ("timeout",)),
+    "barrier": Method(c10d.BarrierOptions, ("timeout",)),
 }
 """A process group's methods that get tensors, and the barrier."""
 

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
 from lossycoll.errors import AbortedError, UnsupportedError
 from lossycoll.runtime.collectives.group_stats import Counted, total
@@ -37,20 +36,19 @@ from .description import Description, Splits
 from .devices import HAS_BACKENDS, SERVED, DeviceBackend, ServedDevices
 from .dispatch import Dispatcher
 from .extensions import Extensions
-from .overloads import opaque, serve
+from .overloads import c10d, opaque, serve
 from .point_to_point import PointToPoint, monitored_barrier
-from .reconfiguration import Reconfigurable, Reconfiguration
+from .reconfiguration import Reconfiguration
 from .tensors import nbytes
 from .work import ManyWork
 
-_c10d: Any = c10d  # its stub lacks half of what is used here
 Tensors = list[Tensor]
 _serials = count()
 _living: weakref.WeakValueDictionary[int, LossyProcessGroup] = weakref.WeakValueDictionary()
 """The groups of this process that were not destroyed, in the order in which they were made."""
 
 
-class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type: ignore[misc]
+class LossyProcessGroup(Extensions, c10d.ProcessGroup):  # type: ignore[misc]
     """Process group of ``backend="lossy"``.
 
     torch.distributed calls its methods; docs/backend.md says which call takes which route.
@@ -96,7 +94,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self._reconfiguration = Reconfiguration(spec) if changes else None
         failure = self._reconfiguration.no_members() if self._reconfiguration else None
         self._take(spec, Group(spec, failure))
-        custom = _c10d.ProcessGroup.BackendType.CUSTOM
+        custom = c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
         self._backend = DeviceBackend(self)
         registered = self._backend if HAS_BACKENDS else None
@@ -407,7 +405,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         In a group that continues with the survivors it is their barrier.
         """
         if self._endpoint.options.continues:
-            opts = _c10d.BarrierOptions()
+            opts = c10d.BarrierOptions()
             if timeout is not None:
                 opts.timeout = timeout
             self.barrier(opts).wait()
@@ -443,7 +441,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         name = group_name or f"{self.group_name}:split:{number}:{chosen}"
         split = LossyProcessGroup(
             SimpleNamespace(
-                store=_c10d.PrefixStore(f"split/{name}", self._group.store),
+                store=c10d.PrefixStore(f"split/{name}", self._group.store),
                 group_rank=chosen.index(self._where.rank),
                 group_size=len(chosen),
                 timeout=timeout or timedelta(seconds=self._endpoint.timeout),

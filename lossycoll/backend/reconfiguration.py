@@ -23,7 +23,6 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore
 
 from lossycoll.errors import (
@@ -45,7 +44,7 @@ from lossycoll.runtime.world.polled_store import PolledStore
 from .bootstrap import Group
 from .builder import GroupSpec
 from .devices import ServedDevices
-from .overloads import opaque
+from .overloads import c10d, opaque
 from .work import ManyWork
 
 _FORM: Final = re.compile(
@@ -190,9 +189,6 @@ class Reconfiguration:
         return PolledStore(prefix, self._who, self._secret)
 
 
-_c10d: Any = c10d  # its stub lacks half of what is used here
-
-
 @opaque
 class Reconfigurable:
     """A base of LossyProcessGroup, which sets the attributes."""
@@ -209,7 +205,7 @@ class Reconfigurable:
 
     def get_error(self) -> Any:
         """Return torch's ErrorType of the group's failure."""
-        failure, kinds = self._health.failure, _c10d.ErrorType
+        failure, kinds = self._health.failure, c10d.ErrorType
         if failure is None or isinstance(failure, (AbortedError, ClosedError)):
             return kinds.SUCCESS
         return kinds.TIMEOUT if isinstance(failure, OperationTimeout) else kinds.COMM_ERROR

@@ -93,12 +93,7 @@ class LossyWork(dist.Work):
 class EngineWork(LossyWork):
     """An operation of the engine."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        operation: Operation,
-        result: list[Tensor],
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, operation: Operation, result: list[Tensor]) -> None:
         # Written out, as wait() is: after computing, each call of Python takes microseconds.
         dist.Work.__init__(self)
         self._result = result

@@ -8,7 +8,7 @@ from torch import Tensor
 from lossycoll.backend.description import CollectiveKind, Description, Loss, Submission
 from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.backend.staging import two_buffers
-from lossycoll.backend.tensors import address, nbytes
+from lossycoll.backend.tensors import nbytes
 from lossycoll.runtime.core.call import Operation
 
 
@@ -18,8 +18,7 @@ def submit(s: Submission) -> Operation:
     to, source = (where.rank + steps) % where.world, (where.rank - steps) % where.world
     send = [nbytes(s.source) if rank == to else 0 for rank in range(where.world)]
     receive = [nbytes(s.target) if rank == source else 0 for rank in range(where.world)]
-    buffers = address(s.source), address(s.target)
-    return s.endpoint.exchange(s.call, buffers, send, receive, s.call_options)
+    return s.endpoint.exchange(s.call, s.buffers, send, receive, s.call_options)
 
 
 ROTATE = CollectiveKind("rotate", Loss.NEVER, two_buffers, submit=submit)

@@ -412,21 +412,15 @@ class Dispatcher:
     def check(self, call: Description) -> Reduction | None:
         """Refuses what can't be served; returns what the call reduces by."""
         name, reads, writes = call.kind.name, call.reads, call.writes
-        if reads is writes and call.root is None and self.devices.takes_as_is(writes):
-            return self._reduction(call)
-        checks.check_readable(self.where, name, writes)
-        if reads is not writes:
-            checks.check_readable(self.where, name, reads)
-        checks.check_writable(self.where, name, writes)
-        self.devices.check(name, writes if reads is writes else [*reads, *writes])
-        if call.root is not None and not 0 <= call.root < self.where.world:
-            raise checks.refusal(self.where, name, f"root {call.root} in")
-        return self._reduction(call)
-
-    def _reduction(self, call: Description) -> Reduction | None:
-        if call.op is None:
-            return None
-        return resolve(self.where, call.kind.name, call.writes[0].dtype, call.op)
+        if reads is not writes or call.root is not None or not self.devices.takes_as_is(writes):
+            checks.check_readable(self.where, name, writes)
+            if reads is not writes:
+                checks.check_readable(self.where, name, reads)
+            checks.check_writable(self.where, name, writes)
+            self.devices.check(name, writes if reads is writes else [*reads, *writes])
+            if call.root is not None and not 0 <= call.root < self.where.world:
+                raise checks.refusal(self.where, name, f"root {call.root} in")
+        return None if call.op is None else resolve(self.where, name, writes[0].dtype, call.op)
 
     def _recover(self, call: Collective, error: BaseException) -> None:
         """Keeps the numbers and operations of the ranks together when a call raises.
@@ -486,7 +480,8 @@ class Dispatcher:
         gathers = is_gathered(call.kind, reduction)
         if choice.encoding != "same" and call.dtype in WIDER:
             carried, narrow = widened(call)
-            reduction = self._reduction(carried)
+            if reduction is not None:
+                reduction = resolve(self.where, call.kind.name, carried.dtype, call.op)
         if not call.nbytes and call.kind.empty_is_barrier:
             submit, staged = submit_barrier, Staged(NOTHING, NOTHING)
             choice = CallOptions(reliable_version(choice.options))

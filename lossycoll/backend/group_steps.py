@@ -202,7 +202,9 @@ def _open_all(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]] = ()) ->
     what these have said of sockets that were open before they met, as is usual in a new world."""
     rendezvous, ends, agreed = builder.rendezvous, builder.ends, builder.reach.payload
     payloads = {entry["payload"] for entry in ranks} | ({agreed} if agreed is not None else set())
-    alike = len(payloads) == 1 and not _is_mixed([entry["address"] for entry in ranks])
+    found = [Interface("", entry["address"], 0) for entry in ranks]
+    families = {(one.loopback, one.version) for one in found}
+    alike = len(payloads) == len(families) == 1
     if ends is None or not alike or not all("link" in entry for entry in ranks):
         # Some had another world to offer, have taken another address by now, or can't send so much.
         payload = agreed or min(rendezvous.exchange("payload", builder.network.payload))
@@ -496,12 +498,6 @@ def _master(store: Store) -> str | None:
 def fault_group(name: str) -> int:
     """A 32-bit number for a group's name; the same in every run, since it keys injected faults."""
     return int(name) if name.isdecimal() and len(name) < 9 else zlib.crc32(name.encode())
-
-
-def _is_mixed(addresses: Sequence[str]) -> bool:
-    """True if some of the addresses are loopback's or of IPv6, and others not."""
-    found = [Interface("", address, 0) for address in addresses]
-    return len({(one.loopback, one.version) for one in found}) > 1
 
 
 def _use_the_network_of(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]]) -> None:

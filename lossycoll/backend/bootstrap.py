@@ -14,7 +14,7 @@ import os
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -114,10 +114,14 @@ class Group:
         )
         try:
             builder = GroupBuilder(spec, rendezvous, undo, secret, unusable)
-            with connected(builder) as is_complete:
-                if is_complete:
-                    self._assemble(builder)
-                    return
+            parent = spec.parent
+            if parent is not None and parent.world.hold():
+                try:
+                    if connected(builder, parent):
+                        self._assemble(builder)
+                        return
+                finally:
+                    parent.world.release()
             check_device(spec.store, spec.rank, spec.size)
             with WORLDS.holding(spec.global_ranks) as worlds:
                 # Never in clear where there is a secret by now, nor on some ranks alone.
@@ -237,25 +241,13 @@ def usable_secret(pg_options: object) -> tuple[Secret | None, OptionError | None
 # ---- connected members ----
 
 
-@contextlib.contextmanager
-def connected(builder: GroupBuilder) -> Iterator[bool]:
-    """Fills in what a meeting would tell, without one; the world lasts as long as the context.
+def connected(builder: GroupBuilder, parent: Parent) -> bool:
+    """Fills in what a meeting would tell, without one, if the parent's world lasts.
 
-    False: they meet in the store. Either they have no parent here, or all of them ask for a host
-    of their own; whether a rank does, the others hear from it. Raises a LossyError where this rank
-    or another one can't take part; whoever doesn't know yet is told.
+    False: they meet in the store, as all of them ask for a host of their own; whether a rank does,
+    the others hear from it. Raises a LossyError where this rank or another one can't take part;
+    whoever doesn't know yet is told.
     """
-    parent = builder.spec.parent
-    if parent is None or not parent.world.hold():
-        yield False
-        return
-    try:
-        yield _fill_in(builder, parent)
-    finally:
-        parent.world.release()
-
-
-def _fill_in(builder: GroupBuilder, parent: Parent) -> bool:
     spec, undo, world = builder.spec, builder.undo, parent.world
     members = tuple(parent.numbers[rank] for rank in spec.global_ranks)
     session = parent.next_session(spec.name)

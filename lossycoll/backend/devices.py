@@ -40,8 +40,18 @@ REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
 
 
 def check_device(store: Store, rank: int, size: int) -> None:
-    """Refuses a group for tensors on devices that aren't served."""
-    device = _device_of(store)
+    """Refuses a group for tensors on devices that aren't served, as far as its store tells."""
+    if not isinstance(store, PrefixStore):
+        return
+    device, below, key = None, store.underlying_store, f"device-{secrets.token_hex(8)}"
+    # The prefix is "cuda/", and a store joins prefix and key by a slash.
+    with contextlib.suppress(Exception):  # a store that can't do this says nothing
+        store.set(key, "1")
+        try:
+            if not any(below.check([f"{name}//{key}"]) for name in SERVED):
+                device = next((name for name in REFUSED if below.check([f"{name}//{key}"])), None)
+        finally:
+            store.delete_key(key)
     if device is not None:
         raise UnsupportedError(
             f"rank {rank}/{size}: backend {device}:lossy was asked for, but 'lossy' serves tensors "
@@ -166,24 +176,6 @@ def _is_capturing(device: torch.device) -> bool:
     """True if the caller's stream there records a graph. Nothing is made on the device for it."""
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
-
-
-def _device_of(store: Store) -> str | None:
-    """The device that isn't served and that the store is for; None if that can't be told."""
-    if not isinstance(store, PrefixStore):
-        return None
-    key = f"device-{secrets.token_hex(8)}"
-    below = store.underlying_store
-    with contextlib.suppress(Exception):  # a store that can't do this says nothing
-        store.set(key, "1")
-        try:
-            # The prefix is "cuda/", and a store joins prefix and key by a slash.
-            if not any(below.check([f"{name}//{key}"]) for name in SERVED):
-                found = (name for name in REFUSED if below.check([f"{name}//{key}"]))
-                return next(found, None)
-        finally:
-            store.delete_key(key)
-    return None
 
 
 HAS_BACKENDS: Final = hasattr(c10d.Backend, "reconfigure")

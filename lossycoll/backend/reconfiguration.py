@@ -84,20 +84,21 @@ class Reconfiguration:
         self._listed: tuple[int, tuple[str, ...]] = 0, ()
         import_module("zmq")  # 20 ms, for which there is no time while others wait for it
 
-    def handle(self) -> str:
+    def handle(self) -> Handle:
         """This process's, which stays the same."""
         if self._handle is None:
             store = self._store("job")
             store.set_first("number", secrets.token_hex(8))
             job = store.get("number") or ""
             process = f"{socket.gethostname()}/{os.getpid()}"
-            self._handle = Handle(job, self._incarnation, process)
-            if parsed(str(self._handle)) is None:
+            handle = Handle(job, self._incarnation, process)
+            if parsed(str(handle)) is None:
                 raise RendezvousError(
                     f"{self._who}: the store's key reconfigure/job/number holds {job!r}, which "
                     f"no rank wrote; do all ranks have the same LOSSYCOLL_SECRET?"
                 )
-        return str(self._handle)
+            self._handle = handle
+        return self._handle
 
     def no_members(self) -> ClosedError:
         """Why there can't be a call before the first group."""
@@ -111,33 +112,42 @@ class Reconfiguration:
         if uuid in self._used:
             raise self._wrong(f"uuid {uuid} was already used here; every group needs a fresh one")
         listed = list(handles) if isinstance(handles, Sequence) else sorted(handles)
-        own = parsed(self.handle())
-        assert own is not None
+        own = self.handle()
         if not 0 < len(listed) <= MOST_MEMBERS:
             raise self._wrong(f"got {len(listed)} handles, wanted 1 to {MOST_MEMBERS}")
-        members = [self._checked(at, text, own) for at, text in enumerate(listed)]
         first: dict[str, int] = {}
-        for at, member in enumerate(members):
+        for at, text in enumerate(listed):
+            member = parsed(text)
+            if member is None:
+                raise self._wrong(
+                    f"handle {at} is {str(text)[:80]!r}, which no group of backend 'lossy' gave; "
+                    f"take them from torch.distributed._get_reconfigure_handle"
+                )
+            if member.job != own.job:
+                raise self._wrong(
+                    f"handle {at} is of {member.process}, which uses another store (job "
+                    f"{member.job}, here {own.job}); members of one group need one store"
+                )
             before = first.setdefault(member.incarnation, at)
             if before != at:
                 raise self._wrong(f"handles {before} and {at} are the same process's, {member}")
         rank = first.get(own.incarnation)
         if rank is None:
             raise self._wrong(
-                f"this process's handle {own} is not among the {len(members)} handles; leave it "
+                f"this process's handle {own} is not among the {len(listed)} handles; leave it "
                 f"out of the call, or ask for its handle again"
             )
         self._used.add(uuid)
-        self._listed = uuid, tuple(member.incarnation for member in members)
+        self._listed = uuid, tuple(first)
         with_values = self._store(str(uuid))
         with_values.set(own.incarnation, json.dumps(self._digest))
         return replace(
             self._spec,
             store=PrefixStore(f"reconfigure/{uuid}/{self._digest}", self._spec.store),
             rank=rank,
-            size=len(members),
+            size=len(first),
             timeout=self._spec.timeout if timeout is None else timeout,
-            global_ranks=tuple(range(len(members))),
+            global_ranks=tuple(range(len(first))),
             parent=None,
         )
 
@@ -157,20 +167,6 @@ class Reconfiguration:
             f"{self._who}: the group has no members, as reconfiguration {uuid} failed: {error}; "
             f"reconfigure with a fresh uuid"
         )
-
-    def _checked(self, at: int, text: object, own: Handle) -> Handle:
-        found = parsed(text)
-        if found is None:
-            raise self._wrong(
-                f"handle {at} is {str(text)[:80]!r}, which no group of backend 'lossy' gave; take "
-                f"them from torch.distributed._get_reconfigure_handle"
-            )
-        if found.job != own.job:
-            raise self._wrong(
-                f"handle {at} is of {found.process}, which uses another store (job {found.job}, "
-                f"here {own.job}); members of one group need one store"
-            )
-        return found
 
     @property
     def _digest(self) -> str:
@@ -227,7 +223,7 @@ class Reconfigurable:
 
     def get_reconfigure_handle(self) -> str:
         """Return this process's name in the list of the next group's members."""
-        return self._steps().handle()
+        return str(self._steps().handle())
 
     def reconfigure(self, opts: Any) -> dist.Work:
         """Leave the members, meet with others, and return when all are there.

@@ -112,11 +112,11 @@ class EngineWork(LossyWork):
         streams, operation = self.streams, self.operation
         if streams is None:
             if not operation.done or operation.error is not None:
-                operation.wait(_seconds(timeout))
+                operation.wait(timeout.total_seconds() if timeout else None)
             return True
         try:
             if not streams.ahead or operation.done:
-                operation.wait(_seconds(timeout))
+                operation.wait(timeout.total_seconds() if timeout else None)
         finally:
             # Also after an error: what was queued ahead still comes.
             streams.order_current()
@@ -248,11 +248,6 @@ class ManyWork(LossyWork):
 
     def exception(self) -> Any:
         return next((e for work in self._works if (e := work.exception()) is not None), None)
-
-
-def _seconds(timeout: timedelta | None) -> float | None:
-    """A timeout as torch passes it: None and zero are for none."""
-    return timeout.total_seconds() if timeout else None
 
 
 def _promise(streams: Sequence[StreamOrder]) -> tuple[Future, Callable[[Any], None]]:

@@ -13,6 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lossycoll.backend import bootstrap
+from lossycoll.backend.bootstrap import _Askers
+from lossycoll.backend.builder import WORLDS
 from tests.support.failure_cases import CALM, Caught, catch
 from tests.support.harness import Ranks, init, note, run_good
 from tests.support.versions import TORCH
@@ -20,8 +23,6 @@ from tests.support.versions import TORCH
 
 def count_meetings() -> list[int]:
     """How often this process meets others in the store from now on, as the length of a list."""
-    from lossycoll.backend import bootstrap
-
     meetings: list[int] = []
 
     class Counted(bootstrap.Rendezvous):
@@ -42,8 +43,6 @@ def sums(group: Any) -> float:
 
 def early() -> int:
     """Messages that this process keeps for groups that it hasn't opened."""
-    from lossycoll.backend.builder import WORLDS
-
     return sum(len(world.plane.protocol.groups._early) for world in WORLDS._worlds)
 
 
@@ -223,7 +222,6 @@ def test_a_group_with_a_lost_rank_is_refused_at_once_and_one_without_is_made() -
 
 
 def test_who_awaits_others_hears_all_that_the_control_plane_tells() -> None:
-    from lossycoll.backend.bootstrap import _Askers
     from lossycoll.errors import PeerLostError
     from lossycoll.runtime.world.membership import Listener
 

@@ -20,6 +20,8 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
+from lossycoll.backend import group_steps
+from lossycoll.backend.builder import WORLDS
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Outcome, Ranks, free_port, init, note, run_good, run_ranks
 from tests.support.links import over, over_each_link
@@ -402,7 +404,6 @@ def take_low(taken: socket.socket) -> int:
 
 
 def rank_unmakeable(rank: int, world: int) -> dict[str, tuple[str, str, float]]:
-    from lossycoll.backend import group_steps
     from lossycoll.runtime.engine.host import wire_version
 
     dist.init_process_group("gloo")
@@ -520,8 +521,6 @@ def test_two_processes_that_claim_a_rank(doubled: int, tmp_path: Any) -> None:
 
 
 def rank_of_a_job_and_of_the_next(rank: int, world: int) -> str:
-    from lossycoll.backend.builder import WORLDS
-
     gate = os.environ.get("GATE")
     if gate is not None:
         until(lambda: os.path.exists(gate), "the end of the job before", seconds=200)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
+from lossycoll.backend import group_steps
 from tests.support.harness import Ranks, init, note, run_good
 
 GIVEN = 12.5
@@ -19,8 +20,6 @@ LIVENESS = 10.0
 
 def rank_hands_on(rank: int, world: int) -> list[float]:
     """The liveness that the group's failure detectors were made with."""
-    from lossycoll.backend import group_steps
-
     made: list[float] = []
 
     class Seen(group_steps.ControlPlane):

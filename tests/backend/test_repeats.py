@@ -13,6 +13,8 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
+from lossycoll.backend import collectives
+from lossycoll.backend.description import Description
 from tests.support.harness import EXACT, init, run_good
 
 
@@ -198,8 +200,6 @@ def rank_other_callers(rank: int, world: int) -> dict[str, Any]:
     import os
     import signal
 
-    from lossycoll.backend import collectives
-    from lossycoll.backend.description import Description
     from lossycoll.errors import ClosedError
 
     init()

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
+from lossycoll.backend import sharing
 from tests.support.failure_cases import CALM, QUIET, catch, holdings, left_over, must_name_the_lost
 from tests.support.harness import EXACT, Ranks, init, note, run_good, run_ranks
 
@@ -99,8 +100,6 @@ def test_ranks_share_their_machine_unless_they_are_told_not_to() -> None:
 
 def rank_of_a_clone(rank: int, world: int) -> Any:
     """Rank 1 says a name at which nobody listens, as from another machine of the same boot id."""
-    from lossycoll.backend import sharing
-
     if rank == 1:
 
         class Elsewhere(sharing.DescriptorExchange):

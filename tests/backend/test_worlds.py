@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.backend.builder import World, Worlds, with_liveness_of
+from lossycoll.backend.builder import WORLDS, World, Worlds, with_liveness_of
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from tests.support.failure_cases import CALM, QUIET, SLACK, catch
@@ -30,8 +30,6 @@ def control_threads() -> int:
 
 def planes() -> set[int]:
     """The control planes of this process's groups."""
-    from lossycoll.backend.builder import WORLDS
-
     return {id(world.plane) for world in WORLDS._worlds if world.plane.is_sound}
 
 
@@ -100,8 +98,6 @@ def test_ranks_that_have_not_met_make_a_world_of_their_own() -> None:
 
 def rank_outlives(rank: int, world: int) -> Any:
     """The group of all ends, on rank 0 first; a smaller one lives on, and is watched."""
-    from lossycoll.backend.builder import WORLDS
-
     dist.init_process_group("gloo")
     everyone = dist.new_group(backend="lossy")
     pair = dist.new_group([1, 2], backend="lossy")

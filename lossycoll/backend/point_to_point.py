@@ -50,12 +50,26 @@ class PointToPoint:
     ) -> dist.Work:
         """Posts a send, or a receive (``fills``), of the one tensor of ``tensors``. ``peer``: the
         other rank; None: any."""
-        call, messages = self._admit(name, tensors, peer, tag)
+        where, messages = self._dispatcher.where, self._messages
+        tensor = checks.only(where, name, tensors)
+        checks.check_readable(where, name, tensors)
+        self._dispatcher.devices.check(name, tensors)
+        if not 0 <= tag <= MOST_TAG:
+            raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
+        if peer == where.rank or where.world == 1:
+            raise UnsupportedError(
+                f"{where}: {name} is to this rank itself; copy the tensor instead"
+            )
+        if peer is not None and not 0 <= peer < where.world:
+            raise UnsupportedError(f"{where}: {name}: there are ranks 0 to {where.world - 1} only")
+        call = Collective(name, tensor.dtype, tensor.numel(), f"tag {tag}")
+        self._endpoint.health.admit(call)
+        assert messages is not None  # of a group that has members
         if fills:
-            checks.check_writable(self._dispatcher.where, name, tensors)
-        buffer = contiguous(tensors[0])
+            checks.check_writable(where, name, tensors)
+        buffer = contiguous(tensor)
         tolerance = self._tolerance(buffer)
-        finish = copy_back(buffer, tensors[0]) if fills else None
+        finish = copy_back(buffer, tensor) if fills else None
         # Where packets may be missing, what doesn't come stays as it is.
         reads = not fills or tolerance is not None
         bounce = self._bounce(call, buffer, reads, finish)
@@ -64,7 +78,7 @@ class PointToPoint:
         post: Any = partial(messages.receive, finish=finish) if fills else messages.send
         span = None
         if profiler._is_profiler_enabled:
-            span = spans.Span(self._dispatcher.where.group, call, tensors, nbytes(tensors[0]))
+            span = spans.Span(where.group, call, tensors, nbytes(tensor))
         with contextlib.nullcontext() if span is None else span:
             transfer = post(
                 *(call, address(buffer), buffer.element_size(), peer, tag),
@@ -77,7 +91,7 @@ class PointToPoint:
         work = EngineWork(self._endpoint, transfer, tensors)
         if bounce is not None:
             work.streams = bounce
-            device_of(tensors[0]).retirement.add(bounce, (transfer,))
+            device_of(tensor).retirement.add(bounce, (transfer,))
         return self._dispatcher.coalescing.add(work)
 
     def _bounce(
@@ -111,26 +125,6 @@ class PointToPoint:
         if nbytes(tensor) < options.lossy_min_bytes:
             return None
         return Tolerance(options.repair, options.on_missing == "zero")
-
-    def _admit(
-        self, name: str, tensors: list[Tensor], peer: int | None, tag: int
-    ) -> tuple[Collective, Messages]:
-        where = self._dispatcher.where
-        tensor = checks.only(where, name, tensors)
-        checks.check_readable(where, name, tensors)
-        self._dispatcher.devices.check(name, tensors)
-        if not 0 <= tag <= MOST_TAG:
-            raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
-        if peer == where.rank or where.world == 1:
-            raise UnsupportedError(
-                f"{where}: {name} is to this rank itself; copy the tensor instead"
-            )
-        if peer is not None and not 0 <= peer < where.world:
-            raise UnsupportedError(f"{where}: {name}: there are ranks 0 to {where.world - 1} only")
-        call = Collective(name, tensor.dtype, tensor.numel(), f"tag {tag}")
-        self._endpoint.health.admit(call)
-        assert self._messages is not None
-        return call, self._messages
 
 
 KIND: Final = CollectiveKind("monitored_barrier", Loss.NEVER, two_buffers)

@@ -480,8 +480,7 @@ class Dispatcher:
         gathers = is_gathered(call.kind, reduction)
         if choice.encoding != "same" and call.dtype in WIDER:
             carried, narrow = widened(call)
-            if reduction is not None:
-                reduction = resolve(self.where, call.kind.name, carried.dtype, call.op)
+            reduction = reduction and resolve(self.where, call.kind.name, carried.dtype, call.op)
         if not call.nbytes and call.kind.empty_is_barrier:
             submit, staged = submit_barrier, Staged(NOTHING, NOTHING)
             choice = CallOptions(reliable_version(choice.options))

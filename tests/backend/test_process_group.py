@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
-from lossycoll.backend import group_steps
 from tests.support.harness import EXACT, init, run_good, run_ranks
 
 QUIET = {"LOSSYCOLL_LOG": "off"}
@@ -304,6 +303,7 @@ def test_a_small_buffer_makes_small_packets_or_a_warning() -> None:
 
 
 def rank_fragments(rank: int, world: int) -> None:
+    from lossycoll.backend import group_steps
     from lossycoll.runtime.core.call import LONGEST, bounded
     from lossycoll.runtime.net.interfaces import Interface
 

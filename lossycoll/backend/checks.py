@@ -6,7 +6,7 @@ Each function raises UnsupportedError. ``where`` says whose call it is, ``name``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,17 @@ T = TypeVar("T")
 class Unawaited(UnsupportedError):
     """A tensor stands for a result that nobody has waited for. Who makes the call by a method of
     torch's never sees this: it is made again with the result."""
+
+
+class Delegated(UnsupportedError):
+    """The call is another backend's. Who makes it by a method of torch's never sees this."""
+
+    def __init__(self, where: Where, name: str, backend: Any) -> None:
+        super().__init__(
+            f"{where}: {name} got tensors that the group has another backend for, "
+            f"{type(backend).__name__}, which has no such call; use a group of 'lossy' alone"
+        )
+        self.backend = backend
 
 
 def refusal(where: Where, name: str, what: str) -> UnsupportedError:
@@ -106,6 +117,21 @@ def check_chunks(where: Where, name: str, part: Tensor, whole: Tensor) -> None:
         raise refusal(where, name, what)
 
 
+def check_whole(where: Where, name: str, whole: Tensor, encoding: str) -> None:
+    """Refuse a ``whole`` that isn't a chunk for each rank in a row, or can't be encoded so."""
+    if whole.dim() != 1 or not whole.is_contiguous() or whole.numel() % where.world:
+        raise UnsupportedError(
+            f"{where}: {name} got a tensor of shape {tuple(whole.shape)} and stride "
+            f"{whole.stride()}, wanted one dimension, contiguous, its length a multiple of "
+            f"{where.world}"
+        )
+
+    if encoding != "same" and whole.dtype is not torch.float32:
+        raise UnsupportedError(
+            f"{where}: {name} got {whole.dtype} to be sent as {encoding}, wanted torch.float32"
+        )
+
+
 def check_list(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) -> None:
     """``parts`` must be one tensor like ``tensor`` per rank."""
     sizes = {(part.dtype, part.numel()) for part in parts}
@@ -113,13 +139,16 @@ def check_list(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor])
         raise _bad_list(where, name, tensor, parts)
 
 
-def part_sizes(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) -> tuple[int, ...]:
-    """The elements of each part: there must be one per rank, and this rank's like ``tensor``."""
+def uneven_sizes(
+    where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]
+) -> tuple[int, ...] | None:
+    """The elements of each part, None if all have as many: there must be one part per rank, and
+    this rank's like ``tensor``."""
     sizes = tuple(part.numel() for part in parts)
     alike = {part.dtype for part in parts} == {tensor.dtype}
     if len(parts) != where.world or not alike or sizes[where.rank] != tensor.numel():
         raise _bad_list(where, name, tensor, parts)
-    return sizes
+    return None if len(set(sizes)) == 1 else sizes
 
 
 def _bad_list(where: Where, name: str, tensor: Tensor, parts: Sequence[Tensor]) -> UnsupportedError:

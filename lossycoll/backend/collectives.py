@@ -2,83 +2,73 @@
 
 ``submit`` hands a submission to the endpoint. What it hands over are addresses: the tensors are
 contiguous by then, and are kept alive until the operation is done.
+
+Two collectives, for lossycoll/train/, tell their callers what became of each block (packet). The
+all-gather in place says which blocks came, and repairs those that are asked for: owners send
+parameters, a block that is lost leaves the stale value, and the receiver counts how often that
+happened. The reduce-scatter says which contributions were lost, so that they can be sent again with
+the next.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from lossycoll.errors import MismatchError
 from lossycoll.runtime.collectives.endpoint import UNEVEN
 from lossycoll.runtime.core.call import Operation
+from lossycoll.runtime.engine.packet_masks import Blocks, Contributions
 
 from .description import CollectiveKind, Filled, Loss, Rounding, Submission
-from .staging import one_buffer, two_buffers
-from .tensors import DTYPES, address
+from .staging import as_they_are, one_buffer, two_buffers
+from .tensors import address
+from .work import EngineWork
 
 # ---- how the engine does it ----
 
 
-def _buffers(s: Submission) -> tuple[int, int]:
-    return address(s.source), address(s.target)
-
-
-def _root(s: Submission) -> int:
-    assert s.description.root is not None
-    return s.description.root
-
-
-def _submit_all_reduce(s: Submission) -> Operation:
-    target = s.target
-    return s.endpoint.all_reduce(
-        s.call, target.data_ptr(), target.numel(), DTYPES[target.dtype], s.call_options
-    )
-
-
 def _submit_reduce_scatter(s: Submission) -> Operation:
     elements: int | tuple[int, ...] = s.target.numel()
-    if s.description.sizes is not None:
+    if sizes := s.description.sizes:
         floats = 2 if s.description.writes[0].is_complex() else 1
-        elements = tuple(size * floats for size in s.description.sizes)
-    return s.endpoint.reduce_scatter(
-        s.call, _buffers(s), elements, DTYPES[s.source.dtype], s.call_options
-    )
+        elements = tuple(size * floats for size in sizes)
+    return s.endpoint.reduce_scatter(s.call, s.buffers, elements, s.dtype, s.call_options)
 
 
 def _gather_chunks(s: Submission) -> Operation:
     """Brings each rank the contributions to its chunk of a reduce-scatter."""
     sizes, own = s.description.sizes, s.description.writes[0].nbytes
     if sizes is None:
-        return s.endpoint.copy("all_to_all", s.call, _buffers(s), s.call_options, own)
+        return s.endpoint.copy("all_to_all", s.call, s.buffers, s.call_options, own)
     send = tuple([size * s.source.element_size() for size in sizes])
-    return s.endpoint.copy(UNEVEN, s.call, _buffers(s), s.call_options, send, (own,) * len(sizes))
+    return s.endpoint.copy(UNEVEN, s.call, s.buffers, s.call_options, send, (own,) * len(sizes))
 
 
 def _submit_broadcast(s: Submission) -> Operation:
-    buffers = s.target.data_ptr(), s.target.data_ptr()
-    return s.endpoint.copy(
-        "broadcast", s.call, buffers, s.call_options, s.target.nbytes, root=_root(s)
-    )
+    start, nbytes = s.target.data_ptr(), s.target.nbytes
+    return s.endpoint.copy("broadcast", s.call, (start, start), s.call_options, nbytes, root=s.root)
 
 
 def _submit_all_gather(s: Submission) -> Operation:
     each: int | tuple[int, ...] = s.source.nbytes
     if s.description.sizes is not None:
         each = tuple(size * s.source.element_size() for size in s.description.sizes)
-    return s.endpoint.copy("all_gather", s.call, _buffers(s), s.call_options, each)
+    return s.endpoint.copy("all_gather", s.call, s.buffers, s.call_options, each)
 
 
 def _submit_gather(s: Submission) -> Operation:
     return s.endpoint.copy(
-        "gather", s.call, _buffers(s), s.call_options, s.source.nbytes, root=_root(s)
+        "gather", s.call, s.buffers, s.call_options, s.source.nbytes, root=s.root
     )
 
 
 def _submit_scatter(s: Submission) -> Operation:
     part = s.description.writes[0].nbytes
-    return s.endpoint.copy("scatter", s.call, _buffers(s), s.call_options, part, root=_root(s))
+    return s.endpoint.copy("scatter", s.call, s.buffers, s.call_options, part, root=s.root)
 
 
 def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
@@ -110,17 +100,70 @@ def _submit_all_to_all(s: Submission) -> tuple[Operation, ...]:
     told = s.endpoint.copy("all_gather", s.call, lengths, call_options, sent.nbytes)
     factor = splits.factor
     sizes = [tuple([factor * n for n in each]) for each in (splits.send, splits.receive)]
-    return told, s.endpoint.copy(UNEVEN, s.call, _buffers(s), s.call_options, *sizes)
+    return told, s.endpoint.copy(UNEVEN, s.call, s.buffers, s.call_options, *sizes)
 
 
 def _submit_all_to_all_even(s: Submission) -> Operation:
     chunk = s.source.nbytes // s.health.where.world
-    return s.endpoint.copy("all_to_all", s.call, _buffers(s), s.call_options, chunk)
+    return s.endpoint.copy("all_to_all", s.call, s.buffers, s.call_options, chunk)
+
+
+def _submit_all_gather_blocks(s: Submission) -> Operation:
+    start, where = address(s.target), s.health.where
+    chunk = s.target.nbytes // where.world
+    buffers = (start + where.rank * chunk, start)
+    return s.endpoint.all_gather_blocks(
+        s.call, buffers, chunk, s.description.argument, s.call_options
+    )
 
 
 def submit_barrier(s: Submission) -> Operation:
     """Submits a barrier, and in its place every call without elements."""
     return s.endpoint.barrier(s.call, s.call_options)
+
+
+# ---- works that know single blocks ----
+
+
+class BlockWork(EngineWork):
+    """The work of ``all_gather_blocks``."""
+
+    @property
+    def arrived(self) -> NDArray[np.bool_]:
+        """The blocks that came, bool (world, blocks), by owner; waits for the work. This rank's own
+        row is True, a lost rank's False."""
+        self.wait_on_host()
+        return self._arrived()
+
+    @property
+    def arrived_result(self) -> NDArray[np.bool_]:
+        """The same, which waits for the result alone (``wait_result``)."""
+        self.wait_result()
+        self.operation.wait_result()  # tensors on a device may be ordered behind it until now
+        return self._arrived()
+
+    def _arrived(self) -> NDArray[np.bool_]:
+        blocks = self.operation.blocks
+        nothing = np.ones((self._endpoint.world, 0), np.bool_)
+        return blocks.arrived if isinstance(blocks, Blocks) else nothing
+
+
+class ContributionWork(EngineWork):
+    """The work of ``reduce_scatter_blocks``."""
+
+    @property
+    def sent(self) -> NDArray[np.bool_]:
+        """The owners to whom this rank has sent a contribution over the network, bool (world,)."""
+        blocks, none = self.operation.blocks, np.zeros(self._endpoint.world, np.bool_)
+        return blocks.sent if isinstance(blocks, Contributions) else none
+
+    @property
+    def lost(self) -> NDArray[np.bool_]:
+        """The blocks of this rank's contributions that were lost, bool (world, blocks), by owner;
+        waits for the work. This rank's own row is False."""
+        self.wait_on_host()
+        blocks, none = self.operation.blocks, np.zeros((self._endpoint.world, 0), np.bool_)
+        return blocks.lost if isinstance(blocks, Contributions) else none
 
 
 # ---- the table ----
@@ -129,7 +172,9 @@ ALL_REDUCE: Final = CollectiveKind(
     "all_reduce",
     Loss.REDUCTION,
     one_buffer,
-    submit=_submit_all_reduce,
+    submit=lambda s: s.endpoint.all_reduce(
+        s.call, s.target.data_ptr(), s.target.numel(), s.dtype, s.call_options
+    ),
     divides=True,
     gathering=_submit_all_gather,
     rounding=Rounding.GROUP,
@@ -204,3 +249,22 @@ ENCODED_GATHER: Final = CollectiveKind(
     "all_gather", Loss.NEVER, two_buffers, submit=_submit_all_gather, spoils=True
 )
 BARRIER: Final = CollectiveKind("barrier", Loss.NEVER, two_buffers, submit=submit_barrier)
+ALL_GATHER_BLOCKS: Final = CollectiveKind(
+    "all_gather_blocks",
+    Loss.DELIVERY,
+    as_they_are,
+    submit=_submit_all_gather_blocks,
+    rounding=Rounding.CALL,
+    work=BlockWork,
+)
+REDUCE_SCATTER_BLOCKS: Final = CollectiveKind(
+    "reduce_scatter_blocks",
+    Loss.DELIVERY,
+    as_they_are,
+    submit=lambda s: s.endpoint.reduce_scatter_blocks(
+        s.call, s.buffers, s.target.numel(), s.dtype, s.call_options
+    ),
+    rounding=Rounding.CALL,
+    work=ContributionWork,
+    writes_source=True,
+)

@@ -20,9 +20,11 @@ from torch import Tensor
 from lossycoll.devices.registry import is_served
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.core.call import LONGEST, CallOptions, Collective, Observer, Operation
+from lossycoll.runtime.engine.binding import DType
 from lossycoll.runtime.world.group_state import Health
 
 from .reduction import Reduction
+from .tensors import DTYPES, address
 from .work import EngineWork
 
 NONE: Final = timedelta(0)
@@ -95,6 +97,22 @@ class Submission(NamedTuple):
     call_options: CallOptions
     health: Health
 
+    @property
+    def buffers(self) -> tuple[int, int]:
+        """The addresses of both buffers."""
+        return address(self.source), address(self.target)
+
+    @property
+    def dtype(self) -> DType:
+        """The engine's dtype of both buffers."""
+        return DTYPES[self.target.dtype]
+
+    @property
+    def root(self) -> int:
+        """Root of the call."""
+        assert self.description.root is not None
+        return self.description.root
+
 
 # Makes buffers of a call's tensors. True: elements may stay as they are, since their packets may be
 # lost.
@@ -160,7 +178,8 @@ class Description(NamedTuple):
         nbytes: Bytes of the whole call, the same on all ranks. They decide whether the call is
             large enough for lossy delivery. 0: nothing moves.
         compared: Tensor whose dtype and number of elements all ranks must agree on.
-        detail: Other values that ranks must agree on; part of the call's text.
+        detail: Other values that ranks must agree on, part of the call's text, where ``op``,
+            ``root`` and ``sizes`` don't say all.
         op: torch's ReduceOp, for reductions.
         root: Rank that sends or collects the data, if there is one.
         sizes: Number of elements of each rank's part, if parts differ.
@@ -198,6 +217,20 @@ class Description(NamedTuple):
         """True if the tensors lie on a device; all of them do, or none (devices.ServedDevices)."""
         tensors = self.reads or self.writes
         return bool(tensors) and is_served(tensors[0])
+
+    @property
+    def agreed(self) -> object:
+        """What ranks must agree on besides what is ``compared``."""
+        op = None if self.op is None else self.op.op
+        if self.detail != "" or (op, self.root, self.sizes) == (None, None, None):
+            return self.detail
+        if self.sizes is not None:
+            how = "" if op is None else f" {op.name} of"
+            return f"{self.dtype}{how} {list(self.sizes)}"
+        if self.root is None:
+            return op
+        way = f"{'to' if self.kind.filled is Filled.ROOT else 'from'} {self.root}"
+        return way if op is None else f"{op.name} {way}"
 
     @property
     def filled(self) -> list[Tensor]:

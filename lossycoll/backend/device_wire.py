@@ -16,7 +16,7 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -24,18 +24,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lossycoll.devices.layer import HostLowBits, LowBits, StreamOrder
+from lossycoll.devices.layer import StreamOrder
 from lossycoll.devices.registry import Device, device_of
 from lossycoll.options.texts import DEVICE_WIRE
 from lossycoll.plan import codec
 from lossycoll.plan.codec import GROUPS, LowBit
 from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.engine import codecs
 
 from .collectives import ENCODED_EXCHANGE, ENCODED_GATHER
 from .description import CollectiveKind, Description
 from .on_device import Lanes
 from .reduction import Reduction
-from .tensors import DTYPES, contiguous, spread
+from .tensors import DTYPES, contiguous, scaled, spread
 from .work import LossyWork, ManyWork
 
 LEAST_BYTES: Final = 1 << 20
@@ -112,6 +113,35 @@ def tables_of(elements: int, world: int, rank: int, hows: tuple[LowBit, LowBit],
     return Tables(parts, (first, second), *(table.to(to) for table in tables))
 
 
+class HostLowBits:
+    """Low-bit codec of a device's tensors by the host: it waits for the device, and copies all.
+
+    The functions of lossycoll/devices/lowbit_kernels.py do the same on a GPU."""
+
+    def encode(
+        self, values: Tensor, packets: Tensor, to_bytes: Tensor, how: LowBit, *, key: int, **_: Any
+    ) -> Tensor:
+        x, data = values.detach().cpu().numpy(), to_bytes.cpu()
+        found = 0
+        for first, n, at in packets.tolist():
+            part = x[first : first + n]
+            codecs.encode(how, part, data.numpy()[at : at + how.wire_bytes(n)], key << 32 | first)
+            if not np.isfinite(part).all():
+                starts = range(0, n, how.group)
+                found += sum(not np.isfinite(part[at : at + how.group]).all() for at in starts)
+        to_bytes.copy_(data)
+        return torch.tensor([found], dtype=torch.int32, device=values.device)
+
+    def decode(
+        self, from_bytes: Tensor, packets: Tensor, to_values: Tensor, how: LowBit, **_: Any
+    ) -> None:
+        data, x = from_bytes.cpu().numpy(), to_values.detach().cpu()
+        for first, n, at in packets.tolist():
+            codecs.decode(how, data[at : at + how.wire_bytes(n)], x.numpy()[first : first + n])
+        with torch.inference_mode():
+            to_values.copy_(x)
+
+
 class DeviceWire:
     """Low-bit transport of one group's tensors on devices."""
 
@@ -139,7 +169,7 @@ class DeviceWire:
         both = codec.phases(encoding)
         return self._may_serve and all(codec.codec_of(one, "f32").low for one in both)
 
-    def _codec_of(self, device: Device) -> LowBits:
+    def _codec_of(self, device: Device) -> Any:
         """The codec on a device. Where it can't, this host encodes, by the same exchanges."""
         disabled = DEVICE_WIRE in self._endpoint.options.disabled
         found = None if disabled else device.layer.low_bits()
@@ -166,7 +196,7 @@ class DeviceWire:
         keys = [self._key(count, phase) for phase in range(2)]
         rank, world = endpoint.rank, endpoint.world
         with device.layer.aside(lane, tensor):
-            whole = reduction.contribution(contiguous(tensor.detach())).view(-1)
+            whole = scaled(contiguous(tensor.detach()), reduction.factor).view(-1)
             values = whole.to(torch.float32)
             tables = self._tables_of(
                 *(values.numel(), world, rank, (first, second), str(tensor.device))

@@ -23,7 +23,6 @@ from datetime import timedelta
 from typing import Any, Final
 
 import torch
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 from torch import device as Device
@@ -32,60 +31,27 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from lossycoll.errors import ClosedError, UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
+from .checks import Delegated
+from .overloads import METHODS, c10d
 from .tensors import is_plain
-
-_c10d: Any = c10d  # its stub lacks half of what is used here
-
-DELEGATED: Final = (
-    "allreduce",
-    "allreduce_coalesced",
-    "reduce",
-    "reduce_scatter",
-    "_reduce_scatter_base",
-    "reduce_scatter_tensor_coalesced",
-    "broadcast",
-    "allgather",
-    "allgather_coalesced",
-    "_allgather_base",
-    "allgather_into_tensor_coalesced",
-    "gather",
-    "scatter",
-    "alltoall",
-    "alltoall_base",
-    "send",
-    "recv",
-    "recv_anysource",
-    "recvAnysource",
-)
-"""Methods of a process group that get tensors, by the names that all backends have."""
-NEWER: Final = {
-    "reduce_scatter_single": "_reduce_scatter_base",
-    "reduce_scatter_single_coalesced": "reduce_scatter_tensor_coalesced",
-    "all_gather_single": "_allgather_base",
-    "all_gather_single_coalesced": "allgather_into_tensor_coalesced",
-    "all_to_all_single": "alltoall_base",
-}
-"""Names that newer torch has for some."""
-
-
-class Delegated(UnsupportedError):
-    """The call is another backend's. Who makes it by a method of torch's never sees this."""
-
-    def __init__(self, where: Where, name: str, backend: Any) -> None:
-        super().__init__(
-            f"{where}: {name} got tensors that the group has another backend for, "
-            f"{type(backend).__name__}, which has no such call; use a group of 'lossy' alone"
-        )
-        self.backend = backend
-
 
 SERVED = ("cpu", "cuda")
 REFUSED = ("xpu", "mps", "hpu", "npu", "mtia", "xla")
 
 
 def check_device(store: Store, rank: int, size: int) -> None:
-    """Refuses a group for tensors on devices that aren't served."""
-    device = _device_of(store)
+    """Refuses a group for tensors on devices that aren't served, as far as its store tells."""
+    if not isinstance(store, PrefixStore):
+        return
+    device, below, key = None, store.underlying_store, f"device-{secrets.token_hex(8)}"
+    # The prefix is "cuda/", and a store joins prefix and key by a slash.
+    with contextlib.suppress(Exception):  # a store that can't do this says nothing
+        store.set(key, "1")
+        try:
+            if not any(below.check([f"{name}//{key}"]) for name in SERVED):
+                device = next((name for name in REFUSED if below.check([f"{name}//{key}"])), None)
+        finally:
+            store.delete_key(key)
     if device is not None:
         raise UnsupportedError(
             f"rank {rank}/{size}: backend {device}:lossy was asked for, but 'lossy' serves tensors "
@@ -212,47 +178,33 @@ def _is_capturing(device: torch.device) -> bool:
         return torch.cuda.is_current_stream_capturing()
 
 
-def _device_of(store: Store) -> str | None:
-    """The device that isn't served and that the store is for; None if that can't be told."""
-    if not isinstance(store, PrefixStore):
-        return None
-    key = f"device-{secrets.token_hex(8)}"
-    below = store.underlying_store
-    with contextlib.suppress(Exception):  # a store that can't do this says nothing
-        store.set(key, "1")
-        try:
-            # The prefix is "cuda/", and a store joins prefix and key by a slash.
-            if not any(below.check([f"{name}//{key}"]) for name in SERVED):
-                found = (name for name in REFUSED if below.check([f"{name}//{key}"]))
-                return next(found, None)
-        finally:
-            store.delete_key(key)
-    return None
-
-
-HAS_BACKENDS: Final = hasattr(_c10d.Backend, "reconfigure")
+HAS_BACKENDS: Final = hasattr(c10d.Backend, "reconfigure")
 """Whether Python can make a backend: torch 2.14 and later."""
 
-FORWARDED: Final = (
-    *DELEGATED,
-    *NEWER,
-    "barrier",
+_SAME: Final = (
+    *METHODS,
+    *(method.also for method in METHODS.values() if method.also),
     "monitored_barrier",
     "rank",
     "size",
-    "set_timeout",
     "abort",
     "shutdown",
     "get_error",
     "get_reconfigure_handle",
     "reconfigure",
     "registerAbortHook",
+    "set_timeout",
     "unregisterAbortHook",
 )
-"""Methods of a c10d.Backend that are the group's."""
+FORWARDED: Final = {name: name for name in _SAME} | {
+    "_set_default_timeout": "set_timeout",
+    "start_coalescing": "_start_coalescing",
+    "end_coalescing": "_end_coalescing",
+}
+"""Methods of a c10d.Backend that are the group's, and the group's names of them."""
 
 
-_Backend: Any = _c10d.Backend if HAS_BACKENDS else object
+_Backend: Any = c10d.Backend if HAS_BACKENDS else object
 
 
 class DeviceBackend(_Backend):  # type: ignore[misc]
@@ -287,21 +239,11 @@ class DeviceBackend(_Backend):  # type: ignore[misc]
         del device
         return False
 
-    def eager_connect_single_device(self, device: Device) -> None:
-        """Connects the ranks, which are connected by now."""
-
-    def getBackendName(self) -> str:
+    def getBackendName(self) -> str:  # also asked before there is a group
         return "lossy"
 
-    def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._group.set_timeout(timeout)
-
-    def start_coalescing(self) -> None:
-        self._group._start_coalescing()
-
-    def end_coalescing(self) -> dist.Work:
-        work: dist.Work = self._group._end_coalescing()
-        return work
+    def eager_connect_single_device(self, device: Device) -> None:
+        """Connects the ranks, which are connected by now."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._group, name)
@@ -316,19 +258,19 @@ class DeviceBackend(_Backend):  # type: ignore[misc]
             itself without end: the stack overflows on Python 3.12 and later.
             """
             group = self._group
-            made = _c10d.Backend.Options(self.getBackendName(), group._timeout)
+            made = c10d.Backend.Options(group.name(), group._timeout)
             made.global_ranks_in_group = list(group._global_ranks)
             made.group_name = group._name
             return made
 
 
-def _forwarding(name: str) -> Callable[..., Any]:
+def _forwarding(name: str, of_group: str) -> Callable[..., Any]:
     def forward(self: DeviceBackend, *given: Any, **named: Any) -> Any:
-        return getattr(self._group, name)(*given, **named)
+        return getattr(self._group, of_group)(*given, **named)
 
     forward.__name__ = forward.__qualname__ = name
     return forward
 
 
-for _name in FORWARDED:  # torch looks for them in the class
-    setattr(DeviceBackend, _name, _forwarding(_name))
+for _names in FORWARDED.items():  # torch looks for them in the class
+    setattr(DeviceBackend, _names[0], _forwarding(*_names))

@@ -1,18 +1,26 @@
 """The one pipeline of a collective: checks the description, chooses the route once, submits.
 
 Nothing that may rightly differ between ranks decides a route: all of them must take the same.
+
+A call like one before is served by what was decided then. After computing, the pipeline's own code
+and data have left the caches, and walking through them takes longer than sending 256 KiB. So each
+step of Python counts in :meth:`Dispatcher.run_again`.
+
+Long because the pipeline is one file.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -22,16 +30,16 @@ from torch.autograd import profiler
 from lossycoll.devices.layer import DeviceError
 from lossycoll.errors import AbortedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.options.scopes import Scope, scope, within
+from lossycoll.options.scopes import Scope, carry_by, scope, within
 from lossycoll.plan import codec
 from lossycoll.runtime.collectives.endpoint import Endpoint
+from lossycoll.runtime.collectives.operations import Steady
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation, lossy_text
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import SLICE_SECONDS
 
 from . import checks, spans
-from .builtin_hooks import BACKWARD
-from .collectives import ALL_REDUCE, submit_barrier
+from .collectives import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER, submit_barrier
 from .description import (
     CollectiveKind,
     Description,
@@ -46,17 +54,17 @@ from .device_wire import DeviceWire
 from .devices import ServedDevices
 from .on_device import Lanes, OnDevice
 from .reduction import Reduction, resolve
-from .repeats import REPEATED, Repeats
-from .resource_limits import is_memory, not_submitted
 from .staging import NOTHING, gathered, then, widened
-from .tensors import DTYPES, ENCODED_DTYPES, LOSSY_DTYPES, WIDER
-from .work import Coalescing, EngineWork, ManyWork
+from .tensors import DTYPES, ENCODED_DTYPES, LOSSY_DTYPES, WIDER, apart, is_plain
+from .work import BACKWARD, Coalescing, EngineWork, ManyWork, is_memory, not_submitted
 
 OWN_FILES: Final = str(Path(__file__).parents[1])
 OPERATORS: Final = torch._ops.__file__
 FORWARD: Final = torch.nn.Module._call_impl.__code__
 """Code of the frames by which a forward is recognized."""
 NO_SPAN: Final = contextlib.nullcontext()
+SCOPE_KEY: Final = "lossycoll_scope"
+_torch: Any = torch._C  # its stub lacks half of what is used here
 
 
 @lru_cache(maxsize=64)
@@ -135,6 +143,44 @@ def _encoding(call: Description, options: Options, around: Scope | None) -> str:
     return options.encoding if call.op is not None else codec.phases(options.encoding)[1]
 
 
+def _stash(scope: Scope | None) -> None:
+    """Hands a scope to autograd's threads, which compute gradients on devices for who called
+    backward(): torch hands them what was stashed in what it calls thread-local state."""
+    _torch._stash_obj_in_tls(SCOPE_KEY, scope)
+
+
+def _stashed() -> Scope | None:
+    """The scope of the thread that this one works for; None in threads that Python has started.
+    Those have contexts of their own: what is stashed there may be of another task."""
+    if not _torch._is_key_in_tls(SCOPE_KEY):
+        return None
+    if not isinstance(threading.current_thread(), threading._DummyThread):
+        return None
+    found: Scope | None = _torch._get_obj_in_tls(SCOPE_KEY)
+    return found
+
+
+carry_by(_stash, _stashed)
+
+
+class Known(NamedTuple):
+    """A call that the pipeline has served."""
+
+    asked: Options  # The group's then
+    choice: CallOptions  # The call's options and encoding
+    named: Collective  # The call as ranks compare it
+    reduction: Reduction | None  # What it asked for; None: a copy
+    harmless_overlap: int | None  # Of its description
+    steady: Steady | None  # What the engine is told; None: the plan of each is another
+    timeout: timedelta  # torch's option
+
+
+REPEATED: Final = (ALL_REDUCE, REDUCE_SCATTER, BROADCAST, ALL_GATHER)
+"""Kinds of calls that :class:`Dispatcher` knows again."""
+MOST_KNOWN: Final = 256
+"""Calls that a group remembers."""
+
+
 class Dispatcher:
     """The pipeline of one group. ``devices``: which devices the group serves."""
 
@@ -152,7 +198,7 @@ class Dispatcher:
         self.lanes: Final = Lanes()
         self.device_wire: Final = DeviceWire(endpoint, self.lanes)
         self.devices: Final = devices
-        self.repeats: Final = Repeats(devices)
+        self._known: dict[tuple[object, ...], Known] = {}
 
     # ---- options ----
 
@@ -201,8 +247,17 @@ class Dispatcher:
         self, kind: CollectiveKind, source: Tensor, target: Tensor, what: object, opts: Any
     ) -> dist.Work | None:
         """Serves a call like one before, if there is one. ``what``: its operation, or its root."""
-        known = self.repeats.find(kind, source, target, what, opts, self._asked_options())
-        if known is None:
+        sizes = source.numel(), target.numel()
+        known = self._known.get((kind, what, opts.asyncOp, source.dtype, target.dtype, sizes))
+        if known is None or known.asked is not self._asked_options() or not is_plain(source):
+            return None
+        if known.steady is not None and known.timeout != opts.timeout:
+            return None
+        if profiler._is_profiler_enabled or scope() is not None:
+            return None
+        if target is not source and not (
+            is_plain(target) and apart(source, target, known.harmless_overlap) is source
+        ):
             return None
         if known.choice.options.delivery == "lossy" and self._is_exact(kind):
             return None
@@ -269,9 +324,38 @@ class Dispatcher:
         except BaseException as error:
             self._recover(numbered, error)
             raise
-        if repeated:
-            self.repeats.remember(call, choice, reduction, numbered, options, opts, work)
+        if repeated and not (choice.options.deterministic and choice.lossy):
+            overlap = call.harmless_overlap
+            known = Known(options, choice, numbered, reduction, overlap, None, opts.timeout)
+            self._remember(call, known, opts.asyncOp, work)
         return work
+
+    def _remember(self, call: Description, known: Known, is_async: object, work: dist.Work) -> None:
+        """Has :meth:`run_again` find it for calls like this one."""
+        if type(work) is not EngineWork or work.streams is not None or not call.nbytes:
+            return
+        reduction = known.reduction
+        if len(call.reads) != 1 or len(call.writes) != 1 or is_gathered(call.kind, reduction):
+            return
+        source, target = call.reads[0], call.writes[0]
+        if call.compared is not source or call.detail != "" or call.result is not None:
+            return  # another caller's kind of call, of the same collective
+        steady = work.operation.steady
+        if isinstance(steady, Steady):
+            known = known._replace(steady=steady)
+        elif steady or call.kind is not ALL_REDUCE or known.choice.encoding != "same":
+            return  # not even an all-reduce, of which only the order of owners is drawn anew
+        if reduction is not None and (reduction.factor is not None or source.dtype not in DTYPES):
+            return
+        if source.is_complex() or not all(
+            self.devices.takes_as_is([tensor]) for tensor in (source, target)
+        ):
+            return
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        what = call.op.op if call.op is not None else call.root
+        sizes = source.numel(), target.numel()
+        self._known[call.kind, what, is_async, source.dtype, target.dtype, sizes] = known
 
     def _tell_once(self, text: str, value: str) -> None:
         if text not in self._told and self.where.rank == 0:
@@ -328,21 +412,15 @@ class Dispatcher:
     def check(self, call: Description) -> Reduction | None:
         """Refuses what can't be served; returns what the call reduces by."""
         name, reads, writes = call.kind.name, call.reads, call.writes
-        if reads is writes and call.root is None and self.devices.takes_as_is(writes):
-            return self._reduction(call)
-        checks.check_readable(self.where, name, writes)
-        if reads is not writes:
-            checks.check_readable(self.where, name, reads)
-        checks.check_writable(self.where, name, writes)
-        self.devices.check(name, writes if reads is writes else [*reads, *writes])
-        if call.root is not None and not 0 <= call.root < self.where.world:
-            raise checks.refusal(self.where, name, f"root {call.root} in")
-        return self._reduction(call)
-
-    def _reduction(self, call: Description) -> Reduction | None:
-        if call.op is None:
-            return None
-        return resolve(self.where, call.kind.name, call.writes[0].dtype, call.op)
+        if reads is not writes or call.root is not None or not self.devices.takes_as_is(writes):
+            checks.check_readable(self.where, name, writes)
+            if reads is not writes:
+                checks.check_readable(self.where, name, reads)
+            checks.check_writable(self.where, name, writes)
+            self.devices.check(name, writes if reads is writes else [*reads, *writes])
+            if call.root is not None and not 0 <= call.root < self.where.world:
+                raise checks.refusal(self.where, name, f"root {call.root} in")
+        return None if call.op is None else resolve(self.where, name, writes[0].dtype, call.op)
 
     def _recover(self, call: Collective, error: BaseException) -> None:
         """Keeps the numbers and operations of the ranks together when a call raises.
@@ -377,9 +455,9 @@ class Dispatcher:
         served; None: exactly."""
         compared = call.compared
         if compared is None:
-            named = Collective(call.kind.name, detail=call.detail)
+            named = Collective(call.kind.name, detail=call.agreed)
         else:
-            named = Collective(call.kind.name, compared.dtype, compared.numel(), call.detail)
+            named = Collective(call.kind.name, compared.dtype, compared.numel(), call.agreed)
         named.operations = call.kind.operations
         # A rank whose tensors aren't on one takes other routes.
         said = ["on a device"] if call.on_device else []
@@ -402,7 +480,7 @@ class Dispatcher:
         gathers = is_gathered(call.kind, reduction)
         if choice.encoding != "same" and call.dtype in WIDER:
             carried, narrow = widened(call)
-            reduction = self._reduction(carried)
+            reduction = reduction and resolve(self.where, call.kind.name, carried.dtype, call.op)
         if not call.nbytes and call.kind.empty_is_barrier:
             submit, staged = submit_barrier, Staged(NOTHING, NOTHING)
             choice = CallOptions(reliable_version(choice.options))

@@ -11,39 +11,27 @@ import numpy as np
 import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
 from lossycoll.errors import UnsupportedError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
-from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.engine.reports import Report, Stats
 
 from . import checks
-from .block_collectives import (
-    ALL_GATHER_BLOCKS,
-    REDUCE_SCATTER_BLOCKS,
-    BlockWork,
-    ContributionWork,
-    check_whole,
-)
-from .bootstrap import Group
+from .collectives import ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS, BlockWork, ContributionWork
 from .description import Description
 from .dispatch import Dispatcher
-from .overloads import opaque
+from .overloads import c10d, opaque
+from .reconfiguration import Reconfigurable
 from .reduction import AVG
 from .tensors import DTYPES, nbytes
 
-_c10d: Any = c10d  # its stub has overloads that aren't served
-
 
 @opaque
-class Extensions:
+class Extensions(Reconfigurable):
     """A base of LossyProcessGroup, which sets the attributes."""
 
-    _endpoint: Endpoint
     _dispatcher: Dispatcher
-    _group: Group
     _name: str
     _description: str
 
@@ -158,7 +146,7 @@ class Extensions:
         Raises:
             UnsupportedError: A tensor or root can't be served.
         """
-        return self._dispatcher.run(description, _c10d.BarrierOptions() if opts is None else opts)
+        return self._dispatcher.run(description, c10d.BarrierOptions() if opts is None else opts)
 
     # ---- collectives that say what became of each block ----
 
@@ -214,7 +202,7 @@ class Extensions:
             UnsupportedError: A tensor or an array has another form.
         """
         where, name, tensors = self._dispatcher.where, ALL_GATHER_BLOCKS.name, [output]
-        check_whole(where, name, output, encoding)
+        checks.check_whole(where, name, output, encoding)
         shape = where.world, self.blocks(nbytes(output) // where.world, encoding)
         if needed is not None and (needed.shape != shape or needed.dtype != np.bool_):
             raise UnsupportedError(
@@ -227,7 +215,7 @@ class Extensions:
             argument=needed,
             encoding=encoding,
         )
-        work = self._dispatcher.run(description, _c10d.AllgatherOptions())
+        work = self._dispatcher.run(description, c10d.AllgatherOptions())
         assert isinstance(work, BlockWork)
         return work
 
@@ -257,7 +245,7 @@ class Extensions:
             UnsupportedError: A tensor has another form.
         """
         where, name = self._dispatcher.where, REDUCE_SCATTER_BLOCKS.name
-        check_whole(where, name, input, encoding)
+        checks.check_whole(where, name, input, encoding)
         checks.check_chunks(where, name, output, input)
         if not output.is_contiguous():
             raise checks.refusal(where, name, f"an output of stride {output.stride()} in")
@@ -269,6 +257,6 @@ class Extensions:
             op=SimpleNamespace(op=AVG, factor=None),
             encoding=encoding,
         )
-        work = self._dispatcher.run(description, _c10d.ReduceScatterOptions())
+        work = self._dispatcher.run(description, c10d.ReduceScatterOptions())
         assert isinstance(work, ContributionWork)
         return work

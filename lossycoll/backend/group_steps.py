@@ -2,6 +2,8 @@
 
 A step that needs the other ranks goes through the rendezvous, in the same order on all of them.
 What a step has opened is closed by ``GroupBuilder.undo`` if a later one fails.
+
+Long because the steps are in one file.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import secrets
 import zlib
 from collections.abc import Mapping, Sequence
@@ -16,18 +19,21 @@ from typing import Any, Final
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
-from lossycoll.errors import LossyError, OperationTimeout, OptionError
+from lossycoll.errors import EngineError, LossyError, OperationTimeout, OptionError
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology, faults
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.plan_cache import name_of
 from lossycoll.runtime.core import logfmt
 from lossycoll.runtime.core.logfmt import log
+from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.binding import EngineGroup
 from lossycoll.runtime.engine.failures import Where
 from lossycoll.runtime.engine.host import Host, host_options, version, wire_version
+from lossycoll.runtime.engine.status_record import Record
 from lossycoll.runtime.net.interfaces import Interface, candidates, choose
 from lossycoll.runtime.net.machine import core_limit
+from lossycoll.runtime.world import metrics
 from lossycoll.runtime.world.comparison import (
     common_version,
     compare_machines,
@@ -36,16 +42,25 @@ from lossycoll.runtime.world.comparison import (
 )
 from lossycoll.runtime.world.control_plane import ControlPlane
 from lossycoll.runtime.world.group_state import Health, kind_of_unmade
+from lossycoll.runtime.world.hang_log import HangLog
 from lossycoll.runtime.world.membership import Membership
 from lossycoll.runtime.world.messages import Defined
+from lossycoll.runtime.world.queries import ask_rank
 
-from .builder import Contact, Ends, GroupBuilder, GroupSpec
-from .meeting import GroupListener, Meeting, MeetingListener
-from .rdma import Reach, agree, open_rdma
-from .resource_limits import check_descriptors, refused
+from .builder import (
+    WORLDS,
+    Contact,
+    Ends,
+    GroupBuilder,
+    GroupSpec,
+    World,
+    attachment,
+    with_liveness_of,
+)
+from .meeting import GroupListener, Meeting
+from .rdma import agree, open_rdma
 from .sharing import (
     LEARNT,
-    Sharing,
     compare_sites,
     is_crowded,
     learn_sites,
@@ -53,19 +68,20 @@ from .sharing import (
     share,
     topology_of,
 )
-from .status import show, tell
-from .worlds import WORLDS, World, attachment, with_liveness_of
+from .work import reason_of
 
 _warned: Final[list[Where]] = []
 """The first group that sends in clear, once it was warned of."""
+DESCRIPTORS: Final = (32, 4)
+"""Descriptors that a group may take, with room to spare: in any case, and for each rank."""
 
 
-def prepare(builder: GroupBuilder, pg_options: object) -> None:
+def prepare(builder: GroupBuilder) -> None:
     """Opens what this rank needs before the ranks meet, who hear of its errors."""
     spec = builder.spec
     if builder.unusable is not None:
         raise builder.unusable
-    builder.options = options = read_options(spec, pg_options, builder.worlds)
+    builder.options = options = read_options(spec, builder.worlds)
     wanted = host_options(options)
     shared = [world.network for world in builder.worlds if world.host.options == wanted]
     if shared:  # nothing has to be opened, so nothing is looked for
@@ -81,36 +97,72 @@ def prepare(builder: GroupBuilder, pg_options: object) -> None:
         builder.ends = _open_ends(builder, builder.network.payload)
 
 
-def read_options(spec: GroupSpec, pg_options: object, worlds: Sequence[World]) -> Options:
+def check_descriptors(rank: int, size: int) -> None:
+    """Looks whether this process can open what a group takes: some libraries end the process that
+    is refused a descriptor."""
+    wanted = DESCRIPTORS[0] + DESCRIPTORS[1] * size
+    opened: list[int] = []
+    try:
+        while len(opened) < wanted:
+            opened.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise EngineError(
+            f"rank {rank}/{size}: a group of {size} ranks may take {wanted} descriptors, but this "
+            f"process can have only {len(opened)} more ({error.strerror}); raise ulimit -n, now "
+            f"{limit}, or destroy groups that are not needed",
+            errno=error.errno or 0,
+        ) from error
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def refused(rank: int, size: int, cause: Exception) -> EngineError:
+    """An error for all ranks, of what the system refused while a group was made."""
+    code = getattr(cause, "errno", None)
+    error = EngineError(
+        f"rank {rank}/{size}: this process was refused what a group needs: {reason_of(cause)}; is "
+        f"it short of descriptors, threads or memory (ulimit -a)?",
+        errno=code if isinstance(code, int) else 0,
+    )
+    error.__cause__ = cause
+    return error
+
+
+def read_options(spec: GroupSpec, worlds: Sequence[World]) -> Options:
     """The options of a group whose ranks may meet in one of ``worlds``."""
-    options = with_liveness_of(Options.resolve(pg_options), pg_options, worlds)
+    options = with_liveness_of(Options.resolve(spec.pg_options), spec.pg_options, worlds)
     check_links(options, spec.size)
     logfmt.show(options)
     return options
 
 
 def _open_ends(builder: GroupBuilder, payload: int) -> Ends:
+    """Opens a host, and a plane where there is no world yet."""
     spec, options, interface = builder.spec, builder.options, builder.network.interface
     address = interface.address
-    plane = ControlPlane(spec.rank, spec.size, options.liveness, secret=builder.secret)
-    builder.undo.callback(plane.close)
-    port = plane.open(address, options.ports)
+    if builder.world is not None:
+        plane, control = builder.plane, builder.plane.place_of(builder.members[spec.rank])
+    else:
+        plane = ControlPlane(spec.rank, spec.size, options.liveness, secret=builder.secret)
+        builder.undo.callback(plane.close)
+        control = address, plane.open(address, options.ports)
     host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=options)
     builder.undo.callback(host.close)
     sharing = open_sharing(options, spec.size)
     builder.undo.callback(sharing.close)
     link = address, host.link().port
-    contact = Contact((address, port), link, interface.name, sharing.offer)
-    return Ends(plane, host, sharing, contact)
+    return Ends(plane, host, sharing, Contact(control, link, interface.name, sharing.offer))
 
 
-def meet(builder: GroupBuilder, pg_options: object) -> None:
+def meet(builder: GroupBuilder) -> None:
     """All ranks tell one another what they are and have, or why they can't take part."""
     spec, rendezvous, here = builder.spec, builder.rendezvous, builder.here
     hello: dict[str, Any] = {}
     failure: LossyError | None = None
     try:
-        prepare(builder, pg_options)
+        prepare(builder)
         hello = _hello(builder)
     except LossyError as error:
         failure = error
@@ -131,34 +183,40 @@ def meet(builder: GroupBuilder, pg_options: object) -> None:
         builder.shares = all(world.session in entry["hosts"] for entry in ranks)
         return
     builder.reach = agree(here, rendezvous, builder.rdma, ranks)
-    builder.ends, said = _ends_of_all(builder, ranks, builder.reach)
+    _open_all(builder, ranks)
+    assert builder.ends is not None
     builder.plane = builder.ends.plane
-    builder.contacts = [Contact.from_json(one) for one in said]
-    _compare_machines(here, builder.contacts)
+    machines = [
+        (m.boot, m.network) if (m := one.offer.machine) else None for one in builder.contacts
+    ]
+    compare_machines(
+        builder.who,
+        [one.control[0] for one in builder.contacts],
+        machines,
+        [one.device for one in builder.contacts],
+    )
 
 
-def _ends_of_all(
-    builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]], reach: Reach
-) -> tuple[Ends, Sequence[Mapping[str, Any]]]:
-    """A new world's sockets here, and where those of all ranks are; open already in most cases."""
-    payloads = {entry["payload"] for entry in ranks}
-    if reach.payload is not None:
-        payloads.add(reach.payload)
-    alike = len(payloads) == 1 and not _is_mixed([entry["address"] for entry in ranks])
-    ends = builder.ends
-    if ends is not None and alike and all("link" in entry for entry in ranks):
-        return ends, ranks
-    # Some had another world to offer, have taken another address by now, or can't send so much.
-    rendezvous = builder.rendezvous
-    payload = reach.payload or min(rendezvous.exchange("payload", builder.network.payload))
-    if ends is not None and not (
-        ends.contact.control[0] == builder.network.interface.address
-        and ends.host.link().payload_bytes == payload
-    ):
-        ends.close()
-        ends = None
-    ends = ends or _open_ends(builder, payload)
-    return ends, rendezvous.exchange("ends", ends.to_json())
+def _open_all(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Opens the sockets of a new host here, and learns where those of all ranks are. ``ranks``:
+    what these have said of sockets that were open before they met, as is usual in a new world."""
+    rendezvous, ends, agreed = builder.rendezvous, builder.ends, builder.reach.payload
+    payloads = {entry["payload"] for entry in ranks} | ({agreed} if agreed is not None else set())
+    found = [Interface("", entry["address"], 0) for entry in ranks]
+    families = {(one.loopback, one.version) for one in found}
+    alike = len(payloads) == len(families) == 1
+    if ends is None or not alike or not all("link" in entry for entry in ranks):
+        # Some had another world to offer, have taken another address by now, or can't send so much.
+        payload = agreed or min(rendezvous.exchange("payload", builder.network.payload))
+        if ends is not None and not (
+            ends.contact.control[0] == builder.network.interface.address
+            and ends.host.link().payload_bytes == payload
+        ):
+            ends.close()
+            ends = None
+        builder.ends = ends = ends or _open_ends(builder, payload)
+        ranks = rendezvous.exchange("ends", ends.to_json())
+    builder.contacts = [Contact.from_json(one) for one in ranks]
 
 
 def _hello(builder: GroupBuilder) -> dict[str, Any]:
@@ -197,17 +255,16 @@ def _common_world(
 def open_engine(builder: GroupBuilder) -> None:
     """Opens the group's engine: on the world's host, where all can; else on a host of its own."""
     spec = builder.spec
-    if builder.ends is not None:
-        builder.host = builder.ends.host
-        _start(builder, builder.ends.sharing)
-    elif builder.shares:
+    if builder.shares:
         assert builder.world is not None
         builder.host = builder.world.host
         held = builder.host.hold()  # the builder holds it as well, so it can't be closed by now
         assert held
         builder.undo.callback(builder.host.release)
     else:
-        _open_own_host(builder)
+        if builder.ends is None:  # the world's host isn't what the group asks for
+            _open_all(builder)
+        _start(builder)
     members = builder.members if builder.shares else tuple(range(spec.size))
     builder.engine = EngineGroup(
         builder.host,
@@ -229,14 +286,15 @@ def open_engine(builder: GroupBuilder) -> None:
     builder.topology = topology_of(builder.here, builder.host, members, builder.options)
 
 
-def _start(builder: GroupBuilder, sharing: Sharing) -> None:
+def _start(builder: GroupBuilder) -> None:
     """Starts a host, once it is known who shares its memory, and who its site."""
-    here, host, contacts = builder.here, builder.host, builder.contacts
+    assert builder.ends is not None
+    here, contacts, sharing = builder.here, builder.contacts, builder.ends.sharing
+    host = builder.host = builder.ends.host
     offers = [one.offer for one in contacts]
     with contextlib.closing(sharing):
-        shared = share(here, builder.rendezvous, host, sharing, offers, builder.token)
-        topology = shared.topology
-        found, near = builder.reach.addresses, shared.descriptors
+        topology, near = share(here, builder.rendezvous, host, sharing, offers, builder.token)
+        found = builder.reach.addresses
         reached = {rank: one for rank, one in found.items() if rank not in near}
         builder.rdma.hand_over(host, is_used=bool(reached))
         if builder.options.site == LEARNT:
@@ -248,7 +306,7 @@ def _start(builder: GroupBuilder, sharing: Sharing) -> None:
             keys = builder.secret.path_secrets(meeting, here.rank, here.world)
             host.seal(keys, builder.secret.filter(meeting))
             builder.plane.sealed.add(host)
-        show(builder)
+        show_status(builder)
         host.start(
             int(builder.session, 16),
             [one.link for one in contacts],
@@ -257,26 +315,6 @@ def _start(builder: GroupBuilder, sharing: Sharing) -> None:
             verbs=reached,
             crowded=crowded,
         )
-
-
-def _open_own_host(builder: GroupBuilder) -> None:
-    """Opens and starts the host of a group whose world's host isn't what it asks for."""
-    spec, rendezvous = builder.spec, builder.rendezvous
-    payload = min(rendezvous.exchange("payload", builder.network.payload))
-    address = builder.network.interface.address
-    host = Host(spec.rank, spec.size, address, payload_bytes=payload, options=builder.options)
-    builder.host = host
-    builder.undo.callback(host.release)
-    sharing = open_sharing(builder.options, spec.size)
-    builder.undo.callback(sharing.close)
-    mine = {"link": [address, host.link().port], "offer": sharing.offer.to_json()}
-    said = rendezvous.exchange("links", mine)
-    places = map(builder.plane.place_of, builder.members)
-    builder.contacts = [
-        Contact.from_json({**one, "control": place})
-        for one, place in zip(said, places, strict=True)
-    ]
-    _start(builder, sharing)
 
 
 def member_of(
@@ -309,7 +347,7 @@ def join(builder: GroupBuilder) -> None:
     plane, host, spec = builder.plane, builder.host, builder.spec
     plane.protocol.pulse = host.pulse
     plane.start(builder.token, [one.control for one in builder.contacts])
-    tell(builder)
+    answer_status(builder)
     builder.founded = World(
         builder.session, spec.rank, spec.global_ranks, plane, host, builder.network
     )
@@ -323,7 +361,7 @@ def enter(builder: GroupBuilder, endpoint: Endpoint) -> None:
     """
     world, health = builder.founded, endpoint.health
     if world is not None:
-        listener = MeetingListener(endpoint, lambda: world.plane.has_met)
+        listener = GroupListener(endpoint, lambda: world.plane.has_met)
         builder.membership.open(listener)
         Meeting(builder, health, listener.lost_early).wait()
         WORLDS.add(world)
@@ -373,6 +411,71 @@ def _who_is_near(topology: Topology, rank: int, options: Options) -> dict[str, A
     return fields | ({"sites": topology.n_sites} if topology.n_sites > 1 else {})
 
 
+def show_status(builder: GroupBuilder) -> None:
+    """Has the host's status page written, before it starts. Without one the job runs as well."""
+    spec, host, options = builder.spec, builder.host, builder.options
+    if options.status == "off":
+        return
+    address, port = builder.contacts[spec.rank].control
+    job = status_page.Job(
+        session=int(builder.session, 16),
+        ranks=spec.global_ranks,
+        liveness=options.liveness,
+        control=f"{address}:{port}",
+        sealed=host.is_sealed,
+    )
+    try:
+        host.show(job)
+    except OSError as error:
+        log.warning("%s: `lossycoll status` can't show this rank: %s", builder.who, error)
+
+
+def answer_status(builder: GroupBuilder) -> None:
+    """Has a started plane answer those that ask, and note on the host's page whom it hears."""
+    plane, host, options = builder.plane, builder.host, builder.options
+    plane.protocol.note = host.note_peer
+    session = int(builder.session, 16)
+    shown = options.status == "on"
+
+    def read(calls: bool = False) -> list[Record]:
+        return status_page.pages(session, calls=calls) if shown else []
+
+    plane.tell_status(builder.session, read)
+    if options.metrics:
+        metrics.Exporter(
+            options.metrics,
+            host.process,
+            sealed=host.is_sealed,
+            read=read,
+            is_over=lambda: not host.is_open,
+        ).start()
+
+
+def explain_long_calls(builder: GroupBuilder, health: Health) -> None:
+    """Has calls that take long explained in the log."""
+    page, world = builder.host.page, builder.world
+    if page is None:
+        return
+    session = int(builder.session if world is None or not builder.shares else world.session, 16)
+    # What asks later keeps these, and not the builder.
+    plane, secret, members = builder.plane, builder.secret, builder.members
+    as_in_world = builder.shares or world is None
+
+    def ask(process: int) -> tuple[Record | None, str | None]:
+        """Asks a process, numbered as in the world on a host that groups share."""
+        rank = process if as_in_world else members[process]
+        return ask_rank(plane.place_of(rank), secret)
+
+    health.on_long_wait = HangLog(
+        health.where,
+        page,
+        builder.engine.number,
+        builder.options.warn_after,
+        lambda: status_page.pages(session),
+        ask,
+    ).look
+
+
 def check_links(options: Options, size: int) -> None:
     """Raises OptionError when injection is told of a rank that the group doesn't have."""
     try:
@@ -397,12 +500,6 @@ def fault_group(name: str) -> int:
     return int(name) if name.isdecimal() and len(name) < 9 else zlib.crc32(name.encode())
 
 
-def _is_mixed(addresses: Sequence[str]) -> bool:
-    """True if some of the addresses are loopback's or of IPv6, and others not."""
-    found = [Interface("", address, 0) for address in addresses]
-    return len({(one.loopback, one.version) for one in found}) > 1
-
-
 def _use_the_network_of(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]]) -> None:
     """Takes an address of the family that all have, and that the others can reach.
 
@@ -423,13 +520,6 @@ def _use_the_network_of(builder: GroupBuilder, ranks: Sequence[Mapping[str, Any]
         interface = choose("auto", alike[0].address)
     if interface is not None and interface != builder.network.interface:
         builder.network = attachment(builder.here, builder.options, interface)
-
-
-def _compare_machines(here: Where, contacts: Sequence[Contact]) -> None:
-    """Two machines of one address can't be told apart by it."""
-    machines = [(m.boot, m.network) if (m := one.offer.machine) else None for one in contacts]
-    addresses = [one.control[0] for one in contacts]
-    compare_machines(str(here), addresses, machines, [one.device for one in contacts])
 
 
 def warn_of_clear(where: Where, addresses: Sequence[str]) -> None:

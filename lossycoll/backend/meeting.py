@@ -26,12 +26,17 @@ from .builder import GroupBuilder
 
 
 class GroupListener:
-    """Listener of a complete group: its health, and the endpoint's stats."""
+    """Listener of a group: its health, and the endpoint's stats.
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    ``has_met``: whether all ranks have met by now; one that isn't heard before can't be reached.
+    """
+
+    def __init__(self, endpoint: Endpoint, has_met: Callable[[], bool] = lambda: True) -> None:
         self._endpoint = endpoint
+        self._has_met = has_met
+        self.lost_early: dict[int, tuple[float, bool]] = {}
+        """Seconds of silence of each such rank, and whether its host refuses connections."""
         health = endpoint.health
-        self.on_dead = health.on_dead
         self.on_abort = health.on_abort
         self.on_broken = health.on_broken
         self.on_mismatch = health.on_mismatch
@@ -43,6 +48,12 @@ class GroupListener:
         self.on_round = endpoint.look
         self.on_views = endpoint.go_on
 
+    def on_dead(self, rank: int, silent: float, ended: bool) -> None:
+        if self._has_met():
+            self._endpoint.health.on_dead(rank, silent, ended)
+        else:
+            self.lost_early.setdefault(rank, (silent, ended))
+
     def on_bye(self, rank: int, seq: int, why: str = "") -> None:
         self._endpoint.health.on_bye(rank, seq, why)
         self._endpoint.left(rank)  # it asks the health why its messages end
@@ -50,23 +61,6 @@ class GroupListener:
     def on_lost(self, rank: int, silent: float, ended: bool) -> int:
         self._endpoint.health.on_lost(rank, silent, ended)
         return self._endpoint.lose(rank)
-
-
-class MeetingListener(GroupListener):
-    """The same where ranks may not have met yet: who isn't heard then can't be reached."""
-
-    def __init__(self, endpoint: Endpoint, has_met: Callable[[], bool]) -> None:
-        super().__init__(endpoint)
-        self._has_met = has_met
-        self.lost_early: dict[int, tuple[float, bool]] = {}
-        """Seconds of silence of each such rank, and whether its host refuses connections."""
-        self.on_dead = self._on_dead
-
-    def _on_dead(self, rank: int, silent: float, ended: bool) -> None:
-        if self._has_met():
-            self._endpoint.health.on_dead(rank, silent, ended)
-        else:
-            self.lost_early.setdefault(rank, (silent, ended))
 
 
 SLICE_SECONDS: Final = 0.5
@@ -79,14 +73,10 @@ COORDINATOR: Final = 0
 
 
 class Meeting:
-    """One rank's wait. ``lost_early``: the ranks that the plane gave up before all had met: seconds
-    of silence, and whether connections are refused."""
+    """One rank's wait. ``lost_early``: the listener's."""
 
     def __init__(
-        self,
-        builder: GroupBuilder,
-        health: Health,
-        lost_early: Mapping[int, tuple[float, bool]],
+        self, builder: GroupBuilder, health: Health, lost_early: Mapping[int, tuple[float, bool]]
     ) -> None:
         self._builder = builder
         self._plane = builder.plane

@@ -15,75 +15,91 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
+from torch._C import _distributed_c10d
 
-from .checks import Unawaited
-from .devices import DELEGATED, NEWER, Delegated
+from .checks import Delegated, Unawaited
 from .tensors import awaited
 
-_c10d: Any = c10d  # its stub lacks half of what is used here
+c10d: Any = _distributed_c10d  # its stub lacks half of what is used here
 
 FIELDS: Final = {"op": "reduceOp", "root": "rootRank", "timeout": "timeout"}
 """Fields of torch's options, by the names of the values that stand for them in a short form."""
 
 
-class Forms(NamedTuple):
-    """The arguments of one method."""
+class Method(NamedTuple):
+    """The arguments of a method: in the long form options are the last one."""
 
-    options: type  # Class of the options, which follow the other arguments in the long form
-    values: Sequence[str]  # What follows them in the short form, in place of options
-    # torch's names of the other arguments, the long form's first
+    options: type | None = None  # Their class; None: the method has none, and so one form
+    values: Sequence[str] = ()  # What follows the others in the short form, in place of options
+    # torch's names of the others, the long form's first
     first: Sequence[Sequence[str]] = ()
     # Place of the argument that is a tensor in the short form alone; None: there is none
     single: int | None = None
+    also: str = ""  # Another name of the method, in older versions or in C++
 
 
 _IN_PLACE: Final = (("tensors", "tensor"),)
 _GATHERED: Final = (("output_tensors",), ("input_tensors", "input_tensor"))
 _SCATTERED: Final = (("output_tensors", "output_tensor", "output"), ("input_tensors", "input"))
-_SPLIT: Final = Forms(
-    _c10d.AllToAllOptions,
-    ("timeout",),
-    (("output",), ("input",), ("output_split_sizes",), ("input_split_sizes",)),
+_SINGLE: Final = (("output", "outputTensor"), ("input", "inputTensor"))
+_LISTS: Final = (
+    ("outputs", "output_tensors", "output_lists"),
+    ("inputs", "input_tensors", "input_list"),
 )
+_SPLIT: Final = (("output",), ("input",), ("output_split_sizes",), ("input_split_sizes",))
+_Gather, _Reduce = c10d.AllgatherOptions, c10d.ReduceScatterOptions
 
-FORMS: Final[Mapping[str, Forms]] = {
-    "allreduce": Forms(_c10d.AllreduceOptions, ("op", "timeout"), _IN_PLACE, 0),
-    "reduce": Forms(_c10d.ReduceOptions, ("root", "op", "timeout"), _IN_PLACE, 0),
-    "broadcast": Forms(_c10d.BroadcastOptions, ("root", "timeout"), _IN_PLACE, 0),
-    "allgather": Forms(_c10d.AllgatherOptions, ("timeout",), _GATHERED, 1),
-    "gather": Forms(_c10d.GatherOptions, ("root", "timeout"), _GATHERED, 1),
-    "scatter": Forms(_c10d.ScatterOptions, ("root", "timeout"), _SCATTERED, 0),
-    "reduce_scatter": Forms(_c10d.ReduceScatterOptions, ("op", "timeout"), _SCATTERED, 0),
-    "alltoall_base": _SPLIT,
-    "all_to_all_single": _SPLIT,
-    "barrier": Forms(_c10d.BarrierOptions, ("timeout",)),
+METHODS: Final[Mapping[str, Method]] = {
+    "allreduce": Method(c10d.AllreduceOptions, ("op", "timeout"), _IN_PLACE, 0),
+    "allreduce_coalesced": Method(c10d.AllreduceCoalescedOptions, (), _IN_PLACE),
+    "reduce": Method(c10d.ReduceOptions, ("root", "op", "timeout"), _IN_PLACE, 0),
+    "reduce_scatter": Method(_Reduce, ("op", "timeout"), _SCATTERED, 0),
+    "reduce_scatter_single": Method(_Reduce, (), _SINGLE, also="_reduce_scatter_base"),
+    "reduce_scatter_single_coalesced": Method(
+        _Reduce, (), _LISTS, also="reduce_scatter_tensor_coalesced"
+    ),
+    "broadcast": Method(c10d.BroadcastOptions, ("root", "timeout"), _IN_PLACE, 0),
+    "allgather": Method(_Gather, ("timeout",), _GATHERED, 1),
+    "allgather_coalesced": Method(_Gather, (), _LISTS),
+    "all_gather_single": Method(_Gather, (), _SINGLE, also="_allgather_base"),
+    "all_gather_single_coalesced": Method(
+        _Gather, (), _LISTS, also="allgather_into_tensor_coalesced"
+    ),
+    "gather": Method(c10d.GatherOptions, ("root", "timeout"), _GATHERED, 1),
+    "scatter": Method(c10d.ScatterOptions, ("root", "timeout"), _SCATTERED, 0),
+    "alltoall": Method(c10d.AllToAllOptions, (), _LISTS),
+    "all_to_all_single": Method(c10d.AllToAllOptions, ("timeout",), _SPLIT, also="alltoall_base"),
+    "send": Method(),
+    "recv": Method(),
+    "recv_anysource": Method(also="recvAnysource"),
+    "barrier": Method(c10d.BarrierOptions, ("timeout",)),
 }
-"""Forms of each method."""
+"""A process group's methods that get tensors, and the barrier."""
 
 
 def serve(kind: type) -> None:
     """Has methods take both forms, hand on what is another backend's, and wait for tensors."""
-    for name in (*DELEGATED, *NEWER, "barrier"):
-        served = _served(getattr(kind, name), NEWER.get(name, name), FORMS.get(name))
+    for name, forms in METHODS.items():
+        served = _served(getattr(kind, name), forms)
         setattr(kind, name, served)
+        if forms.also:
+            setattr(kind, forms.also, served)
 
 
-def _served(method: Callable[..., Any], name: str, forms: Forms | None) -> Callable[..., Any]:
-    """``name``: the method's name in other backends."""
-    place, options = (0, None) if forms is None else (len(forms.first), forms.options)
+def _served(method: Callable[..., Any], forms: Method) -> Callable[..., Any]:
+    name, also, place, options = method.__name__, forms.also, len(forms.first), forms.options
 
     @functools.wraps(method)
     def served(group: Any, *given: Any, **named: Any) -> Any:
         # Nearly every call has the long form.
-        if forms is not None and not (len(given) > place and type(given[place]) is options):
-            given, named = tuple(long_form(method.__name__, forms, given, named)), {}
+        if options is not None and not (len(given) > place and type(given[place]) is options):
+            given, named = tuple(long_form(name, forms, given, named)), {}
         try:
             return method(group, *given, **named)
         except Unawaited:
             call = None
         except Delegated as found:
-            call = getattr(found.backend, name, None)
+            call = getattr(found.backend, also, None) or getattr(found.backend, name, None)
             if call is None:
                 raise
         if call is None:
@@ -95,14 +111,17 @@ def _served(method: Callable[..., Any], name: str, forms: Forms | None) -> Calla
 
 
 def long_form(
-    name: str, forms: Forms, given: Sequence[Any], named: Mapping[str, Any]
+    name: str, forms: Method, given: Sequence[Any], named: Mapping[str, Any]
 ) -> Sequence[Any]:
+    assert forms.options is not None
     places, names = list(given), dict(named)
     first = [_taken(name, aliases, places, names) for aliases in forms.first]
     single = forms.single is not None and isinstance(first[forms.single], Tensor)
-    if "opts" in names or (places and isinstance(places[0], forms.options)):
+    options = None
+    given_here = forms.options if forms.values else forms.options | None
+    if "opts" in names or (places and isinstance(places[0], given_here)):
         options = _taken(name, ("opts",), places, names)
-    else:
+    if options is None:
         options = forms.options()
         for value in forms.values:
             if value == "root" or places or value in names:

@@ -29,10 +29,9 @@ from lossycoll.runtime.core.call import LONGEST, Collective
 from . import checks, spans
 from .description import CollectiveKind, Description, Loss
 from .dispatch import Dispatcher
-from .resource_limits import not_submitted
 from .staging import two_buffers
 from .tensors import LOSSY_DTYPES, address, contiguous, copy_back, nbytes
-from .work import EngineWork
+from .work import EngineWork, not_submitted
 
 MOST_TAG: Final = (1 << 63) - 1
 
@@ -46,31 +45,39 @@ class PointToPoint:
         self._endpoint = dispatcher.endpoint
         self._messages = messages
 
-    def send(self, tensors: list[Tensor], peer: int, tag: int) -> dist.Work:
-        return self._post(f"send to {peer}", tensors, peer, tag, fills=False)
-
-    def receive(self, tensors: list[Tensor], peer: int | None, tag: int) -> dist.Work:
-        """Receives into the one tensor of ``tensors``, from rank ``peer`` (None: from any)."""
-        name = "receive" if peer is None else f"receive from {peer}"
-        return self._post(name, tensors, peer, tag, fills=True)
-
-    def _post(
+    def post(
         self, name: str, tensors: list[Tensor], peer: int | None, tag: int, *, fills: bool
     ) -> dist.Work:
-        call, messages = self._admit(name, tensors, peer, tag)
+        """Posts a send, or a receive (``fills``), of the one tensor of ``tensors``. ``peer``: the
+        other rank; None: any."""
+        where, messages = self._dispatcher.where, self._messages
+        tensor = checks.only(where, name, tensors)
+        checks.check_readable(where, name, tensors)
+        self._dispatcher.devices.check(name, tensors)
+        if not 0 <= tag <= MOST_TAG:
+            raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
+        if peer == where.rank or where.world == 1:
+            raise UnsupportedError(
+                f"{where}: {name} is to this rank itself; copy the tensor instead"
+            )
+        if peer is not None and not 0 <= peer < where.world:
+            raise UnsupportedError(f"{where}: {name}: there are ranks 0 to {where.world - 1} only")
+        call = Collective(name, tensor.dtype, tensor.numel(), f"tag {tag}")
+        self._endpoint.health.admit(call)
+        assert messages is not None  # of a group that has members
         if fills:
-            checks.check_writable(self._dispatcher.where, name, tensors)
-        buffer = contiguous(tensors[0])
+            checks.check_writable(where, name, tensors)
+        buffer = contiguous(tensor)
         tolerance = self._tolerance(buffer)
-        finish = copy_back(buffer, tensors[0]) if fills else None
+        finish = copy_back(buffer, tensor) if fills else None
         # Where packets may be missing, what doesn't come stays as it is.
         reads = not fills or tolerance is not None
-        bounce = self._bounce(call, buffer, reads=reads, epilogue=finish)
+        bounce = self._bounce(call, buffer, reads, finish)
         if bounce is not None:
             buffer, finish = bounce.source, partial(bounce.finish, ())
         span = None
         if profiler._is_profiler_enabled:
-            span = spans.Span(self._dispatcher.where.group, call, tensors, nbytes(tensors[0]))
+            span = spans.Span(where.group, call, tensors, nbytes(tensor))
         with contextlib.nullcontext() if span is None else span:
             transfer = messages.post(
                 *(call, address(buffer), buffer.element_size(), peer, tag),
@@ -85,16 +92,11 @@ class PointToPoint:
         work = EngineWork(self._endpoint, transfer, tensors)
         if bounce is not None:
             work.streams = bounce
-            device_of(tensors[0]).retirement.add(bounce, (transfer,))
+            device_of(tensor).retirement.add(bounce, (transfer,))
         return self._dispatcher.coalescing.add(work)
 
     def _bounce(
-        self,
-        call: Collective,
-        tensor: Tensor,
-        *,
-        reads: bool = True,
-        epilogue: Callable[[], None] | None = None,
+        self, call: Collective, tensor: Tensor, reads: bool, epilogue: Callable[[], None] | None
     ) -> Bounce | None:
         """The way of a message by host memory; None for a tensor that lies there."""
         if not is_served(tensor) or not tensor.numel():
@@ -124,26 +126,6 @@ class PointToPoint:
         if nbytes(tensor) < options.lossy_min_bytes:
             return None
         return Tolerance(options.repair, options.on_missing == "zero")
-
-    def _admit(
-        self, name: str, tensors: list[Tensor], peer: int | None, tag: int
-    ) -> tuple[Collective, Messages]:
-        where = self._dispatcher.where
-        tensor = checks.only(where, name, tensors)
-        checks.check_readable(where, name, tensors)
-        self._dispatcher.devices.check(name, tensors)
-        if not 0 <= tag <= MOST_TAG:
-            raise UnsupportedError(f"{where}: {name} got tag {tag}, wanted 0 to 2^63 - 1")
-        if peer == where.rank or where.world == 1:
-            raise UnsupportedError(
-                f"{where}: {name} is to this rank itself; copy the tensor instead"
-            )
-        if peer is not None and not 0 <= peer < where.world:
-            raise UnsupportedError(f"{where}: {name}: there are ranks 0 to {where.world - 1} only")
-        call = Collective(name, tensor.dtype, tensor.numel(), f"tag {tag}")
-        self._endpoint.health.admit(call)
-        assert self._messages is not None
-        return call, self._messages
 
 
 KIND: Final = CollectiveKind("monitored_barrier", Loss.NEVER, two_buffers)
@@ -190,7 +172,7 @@ class _Barrier:
     def __init__(
         self, dispatcher: Dispatcher, call: Collective, messages: Messages, seconds: float
     ) -> None:
-        self._dispatcher = dispatcher
+        self._health = dispatcher.health
         self._where = dispatcher.where
         self._call = call
         self._messages = messages
@@ -213,26 +195,26 @@ class _Barrier:
         if missing:
             names = ", ".join(where.peer(rank) for rank in missing)
             ranks = f"Rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
-            text = (
-                f"{where}: {self._call.numbered}: {names} didn't take part within "
-                f"{self._seconds:g} s; stuck, or still computing? "
-                f"({ranks} failed to pass monitoredBarrier in {round(self._seconds * 1e3)} ms)"
+            raise self._timeout(
+                f"{names} didn't take part within {self._seconds:g} s; stuck, or still computing? "
+                f"({ranks} failed to pass monitoredBarrier in {round(self._seconds * 1e3)} ms)",
+                missing[0],
             )
-            raise OperationTimeout(text, peer=missing[0])
         for peer in reports:
             self._post(peer, is_send=True)
 
     def report(self) -> None:
         """Another rank: reports to rank 0, and waits for its answer."""
         self._post(0, is_send=True)
-        answer = self._post(0, is_send=False)
-        if not self._came(answer, self._seconds + GRACE_SECONDS):
-            text = (
-                f"{self._where}: {self._call.numbered}: {self._where.peer(0)} didn't take part "
-                f"within {self._seconds:g} s, or waits for another rank; rank 0's error names who "
-                f"is missing"
+        if not self._came(self._post(0, is_send=False), self._seconds + GRACE_SECONDS):
+            raise self._timeout(
+                f"{self._where.peer(0)} didn't take part within {self._seconds:g} s, or waits for "
+                f"another rank; rank 0's error names who is missing",
+                0,
             )
-            raise OperationTimeout(text, peer=0)
+
+    def _timeout(self, text: str, peer: int) -> OperationTimeout:
+        return OperationTimeout(f"{self._where}: {self._call.numbered}: {text}", peer=peer)
 
     def _post(self, peer: int, *, is_send: bool) -> Transfer:
         """Posts a message of one byte."""
@@ -248,7 +230,7 @@ class _Barrier:
             now = time.monotonic()
             if now >= self._begin + seconds:
                 return False
-            self._dispatcher.health.admit(self._call)
+            self._health.admit(self._call)
             self._long_wait.ask_if_due(now)
         if transfer.error is not None:
             raise transfer.error

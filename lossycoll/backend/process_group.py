@@ -22,47 +22,33 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C import _distributed_c10d as c10d
 
 from lossycoll.errors import AbortedError, UnsupportedError
-from lossycoll.options.scopes import carry_by
 from lossycoll.runtime.collectives.group_stats import Counted, total
 from lossycoll.runtime.core.call import bounded
 from lossycoll.runtime.engine.reports import Stats
 
 from . import checks, sparse
+from . import collectives as kinds
 from .bootstrap import Group
 from .builder import GroupSpec
-from .collectives import (
-    ALL_GATHER,
-    ALL_REDUCE,
-    ALL_TO_ALL,
-    BARRIER,
-    BROADCAST,
-    GATHER,
-    REDUCE,
-    REDUCE_SCATTER,
-    SCATTER,
-)
 from .description import Description, Splits
 from .devices import HAS_BACKENDS, SERVED, DeviceBackend, ServedDevices
 from .dispatch import Dispatcher
 from .extensions import Extensions
-from .overloads import opaque, serve
+from .overloads import c10d, opaque, serve
 from .point_to_point import PointToPoint, monitored_barrier
-from .reconfiguration import Reconfigurable, Reconfiguration
+from .reconfiguration import Reconfiguration
 from .tensors import nbytes
-from .thread_scopes import ByTorch
 from .work import ManyWork
 
-_c10d: Any = c10d  # its stub lacks half of what is used here
 Tensors = list[Tensor]
 _serials = count()
 _living: weakref.WeakValueDictionary[int, LossyProcessGroup] = weakref.WeakValueDictionary()
 """The groups of this process that were not destroyed, in the order in which they were made."""
 
 
-class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type: ignore[misc]
+class LossyProcessGroup(Extensions, c10d.ProcessGroup):  # type: ignore[misc]
     """Process group of ``backend="lossy"``.
 
     torch.distributed calls its methods; docs/backend.md says which call takes which route.
@@ -96,8 +82,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
                 backend_options.global_ranks_in_group or range(backend_options.group_size)
             ),
             parent=parent._group.as_parent if isinstance(parent, LossyProcessGroup) else None,
+            pg_options=pg_options,
         )
-        self._pg_options = pg_options
         self._timeout = spec.timeout
         self._serial = next(_serials)
         self._name, self._description = "", "undefined"  # as torch has it
@@ -107,8 +93,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         changes = getattr(backend_options, "enable_reconfigure", False)
         self._reconfiguration = Reconfiguration(spec) if changes else None
         failure = self._reconfiguration.no_members() if self._reconfiguration else None
-        self._take(spec, Group(spec, pg_options, failure))
-        custom = _c10d.ProcessGroup.BackendType.CUSTOM
+        self._take(spec, Group(spec, failure))
+        custom = c10d.ProcessGroup.BackendType.CUSTOM
         self._set_default_backend(custom)
         self._backend = DeviceBackend(self)
         registered = self._backend if HAS_BACKENDS else None
@@ -198,7 +184,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def allreduce(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Reduce a tensor of all ranks in place, on all ranks."""
         op, one = opts.reduceOp, tensors[0] if len(tensors) == 1 else None
-        if one is not None and (again := self._again(ALL_REDUCE, one, one, op.op, opts)):
+        if one is not None and (again := self._again(kinds.ALL_REDUCE, one, one, op.op, opts)):
             return again
         return self._dispatcher.run(self._all_reduce(tensors, op), opts)
 
@@ -207,45 +193,34 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         if tensor.layout is torch.sparse_coo:
             continues = self._endpoint.options.continues
             return sparse.describe(self._where, tensor, op, continues=continues)
-        return Description(
-            *(ALL_REDUCE, tensors, tensors, nbytes(tensor)), compared=tensor, detail=op.op, op=op
-        )
+        return Description(kinds.ALL_REDUCE, tensors, tensors, nbytes(tensor), tensor, op=op)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> dist.Work:
         """Run :meth:`allreduce` with each tensor, as one work; on an error, none is reduced."""
-        opts = _c10d.AllreduceCoalescedOptions() if opts is None else opts
         calls = [self._all_reduce([tensor], opts.reduceOp) for tensor in tensors]
         return self._dispatcher.run_all(calls, opts)
 
     def reduce(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Reduce a tensor of all ranks to the root; always reliable."""
         tensor = checks.only(self._where, "reduce", tensors)
-        op, root = opts.reduceOp, opts.rootRank
         call = Description(
-            *(REDUCE, tensors, tensors, nbytes(tensor)),
-            compared=tensor,
-            detail=f"{op.op.name} to {root}",
-            op=op,
-            root=root,
+            *(kinds.REDUCE, tensors, tensors, nbytes(tensor), tensor),
+            op=opts.reduceOp,
+            root=opts.rootRank,
         )
         return self._dispatcher.run(call, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Reduce all ranks' ``input``; each rank gets its chunk."""
-        opts = _c10d.ReduceScatterOptions() if opts is None else opts
         op = opts.reduceOp
-        if again := self._again(REDUCE_SCATTER, input, output, op.op, opts):
+        if again := self._again(kinds.REDUCE_SCATTER, input, output, op.op, opts):
             return again
         return self._dispatcher.run(self._reduce_scatter_single(output, input, op), opts)
-
-    _reduce_scatter_base = reduce_scatter_single
 
     def _reduce_scatter_single(self, output: Tensor, input: Tensor, op: Any) -> Description:
         checks.check_chunks(self._where, "reduce_scatter", output, input)
         return Description(
-            *(REDUCE_SCATTER, [input], [output], nbytes(input)),
-            compared=input,
-            detail=op.op,
+            *(kinds.REDUCE_SCATTER, [input], [output], nbytes(input), input),
             op=op,
             harmless_overlap=self._where.rank * nbytes(output),
         )
@@ -254,27 +229,22 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """Run :meth:`reduce_scatter_single` with each pair, as one work; on an error, none runs."""
-        opts = _c10d.ReduceScatterOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "reduce_scatter", outputs, inputs)
         calls = [self._reduce_scatter_single(*pair, opts.reduceOp) for pair in pairs]
         return self._dispatcher.run_all(calls, opts)
-
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def reduce_scatter(
         self, outputs: Tensors, inputs: list[Tensors], opts: Any = None
     ) -> dist.Work:
         """Reduce lists of tensors; each rank gets the entry of its number."""
         output = checks.only(self._where, "reduce_scatter", outputs)
-        parts, op = checks.only(self._where, "reduce_scatter", inputs), opts.reduceOp
-        sizes = checks.part_sizes(self._where, "reduce_scatter", output, parts)
-        even = len(set(sizes)) == 1
+        parts = checks.only(self._where, "reduce_scatter", inputs)
+        sizes = checks.uneven_sizes(self._where, "reduce_scatter", output, parts)
         call = Description(
-            *(REDUCE_SCATTER, parts, outputs, sum(sizes) * output.element_size()),
-            compared=output if even else None,
-            detail=op.op if even else f"{output.dtype} {op.op.name} of {list(sizes)}",
-            op=op,
-            sizes=None if even else sizes,
+            *(kinds.REDUCE_SCATTER, parts, outputs, sum(map(nbytes, parts))),
+            compared=None if sizes else output,
+            op=opts.reduceOp,
+            sizes=sizes,
         )
         return self._dispatcher.run(call, opts)
 
@@ -283,31 +253,22 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
     def broadcast(self, tensors: Tensors, opts: Any) -> dist.Work:
         """Copy the root's tensor to all ranks."""
         root, one = opts.rootRank, tensors[0] if len(tensors) == 1 else None
-        if one is not None and (again := self._again(BROADCAST, one, one, root, opts)):
+        if one is not None and (again := self._again(kinds.BROADCAST, one, one, root, opts)):
             return again
         tensor = checks.only(self._where, "broadcast", tensors)
-        call = Description(
-            *(BROADCAST, tensors, tensors, nbytes(tensor)),
-            compared=tensor,
-            detail=f"from {root}",
-            root=root,
-        )
+        call = Description(kinds.BROADCAST, tensors, tensors, nbytes(tensor), tensor, root=root)
         return self._dispatcher.run(call, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> dist.Work:
         """Gather all ranks' ``input`` on all ranks."""
-        opts = _c10d.AllgatherOptions() if opts is None else opts
-        if again := self._again(ALL_GATHER, input, output, None, opts):
+        if again := self._again(kinds.ALL_GATHER, input, output, None, opts):
             return again
         return self._dispatcher.run(self._all_gather_single(output, input), opts)
-
-    _allgather_base = all_gather_single
 
     def _all_gather_single(self, output: Tensor, input: Tensor) -> Description:
         checks.check_chunks(self._where, "all_gather", input, output)
         return Description(
-            *(ALL_GATHER, [input], [output], nbytes(output)),
-            compared=input,
+            *(kinds.ALL_GATHER, [input], [output], nbytes(output), input),
             harmless_overlap=-self._where.rank * nbytes(input),
         )
 
@@ -315,11 +276,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """Run :meth:`all_gather_single` with each pair, as one work; on an error, none runs."""
-        opts = _c10d.AllgatherOptions() if opts is None else opts
         pairs = checks.pairs(self._where, "all_gather", outputs, inputs)
         return self._dispatcher.run_all([self._all_gather_single(*pair) for pair in pairs], opts)
-
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
 
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
         """Gather all ranks' tensors as a list on all ranks."""
@@ -328,20 +286,17 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         return self._dispatcher.run(self._all_gather(parts, tensor), opts)
 
     def _all_gather(self, parts: Tensors, tensor: Tensor) -> Description:
-        sizes = checks.part_sizes(self._where, "all_gather", tensor, parts)
-        even = len(set(sizes)) == 1
+        sizes = checks.uneven_sizes(self._where, "all_gather", tensor, parts)
         return Description(
-            *(ALL_GATHER, [tensor], parts, sum(sizes) * tensor.element_size()),
-            compared=tensor if even else None,
-            detail="" if even else f"{tensor.dtype} {list(sizes)}",
-            sizes=None if even else sizes,
+            *(kinds.ALL_GATHER, [tensor], parts, sum(map(nbytes, parts))),
+            compared=None if sizes else tensor,
+            sizes=sizes,
         )
 
     def allgather_coalesced(
         self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
     ) -> dist.Work:
         """Run :meth:`allgather` with each tensor, as one work; on an error, none runs."""
-        opts = _c10d.AllgatherOptions() if opts is None else opts
         # The rows of all ranks, each as a list of that rank's tensors.
         rows = [checks.pairs(self._where, "all_gather", row, inputs) for row in outputs]
         calls = [
@@ -354,24 +309,14 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         """Gather all ranks' tensors at the root."""
         tensor, root = checks.only(self._where, "gather", inputs), opts.rootRank
         parts = self._at_root("gather", outputs, tensor, root)
-        call = Description(
-            *(GATHER, inputs, parts, nbytes(tensor)),
-            compared=tensor,
-            detail=f"to {root}",
-            root=root,
-        )
+        call = Description(kinds.GATHER, inputs, parts, nbytes(tensor), tensor, root=root)
         return self._dispatcher.run(call, opts)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> dist.Work:
         """Hand out the root's list of tensors, one to each rank."""
         tensor, root = checks.only(self._where, "scatter", outputs), opts.rootRank
         parts = self._at_root("scatter", inputs, tensor, root)
-        call = Description(
-            *(SCATTER, parts, outputs, nbytes(tensor)),
-            compared=tensor,
-            detail=f"from {root}",
-            root=root,
-        )
+        call = Description(kinds.SCATTER, parts, outputs, nbytes(tensor), tensor, root=root)
         return self._dispatcher.run(call, opts)
 
     def _at_root(self, name: str, lists: list[Tensors], tensor: Tensor, root: int) -> Tensors:
@@ -402,11 +347,8 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         )
         return self._all_to_all([output], [input], splits, opts)
 
-    alltoall_base = all_to_all_single
-
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> dist.Work:
         """Send each rank a tensor of ``inputs``, and fill ``outputs`` with theirs."""
-        opts = _c10d.AllToAllOptions() if opts is None else opts
         for tensors in (outputs, inputs):
             if len(tensors) != self._where.world:
                 raise checks.refusal(self._where, "all_to_all", f"{len(tensors)} tensors for")
@@ -419,7 +361,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         checks.check_own_split(self._where, "all_to_all", splits.send, splits.receive)
         checks.check_dtypes(self._where, "all_to_all", [*outputs, *inputs])
         detail = str(inputs[0].dtype)
-        call = Description(ALL_TO_ALL, inputs, outputs, detail=detail, splits=splits)
+        call = Description(kinds.ALL_TO_ALL, inputs, outputs, detail=detail, splits=splits)
         return self._dispatcher.run(call, opts)
 
     # ---- point to point ----
@@ -429,17 +371,15 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
         docs/messages.md has the guarantees. A receive gets messages of its own tag only.
         """
-        return self._point_to_point.send(tensors, dst, tag)
+        return self._point_to_point.post(f"send to {dst}", tensors, dst, tag, fills=False)
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
         """Receive one tensor from a rank."""
-        return self._point_to_point.receive(tensors, src, tag)
+        return self._point_to_point.post(f"receive from {src}", tensors, src, tag, fills=True)
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         """Receive one tensor from any rank; the work's ``source_rank`` says from which."""
-        return self._point_to_point.receive(tensors, None, tag)
-
-    recvAnysource = recv_anysource
+        return self._point_to_point.post("receive", tensors, None, tag, fills=True)
 
     # ---- works that torch wants as one; torch's own would ask a backend, which refuses ----
 
@@ -455,7 +395,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def barrier(self, opts: Any = None) -> dist.Work:
         """Wait until all ranks have begun the barrier."""
-        return self._dispatcher.run(Description(BARRIER, [], [], nbytes=1), opts)
+        return self._dispatcher.run(Description(kinds.BARRIER, [], [], nbytes=1), opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """Wait for all ranks, and name missing ones in an OperationTimeout.
@@ -465,7 +405,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         In a group that continues with the survivors it is their barrier.
         """
         if self._endpoint.options.continues:
-            opts = _c10d.BarrierOptions()
+            opts = c10d.BarrierOptions()
             if timeout is not None:
                 opts.timeout = timeout
             self.barrier(opts).wait()
@@ -503,7 +443,7 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
         name = group_name or f"{self.group_name}:split:{number}:{chosen}"
         split = LossyProcessGroup(
             SimpleNamespace(
-                store=_c10d.PrefixStore(f"split/{name}", self._group.store),
+                store=c10d.PrefixStore(f"split/{name}", self._group.store),
                 group_rank=chosen.index(self._where.rank),
                 group_size=len(chosen),
                 timeout=timeout or timedelta(seconds=self._endpoint.operations.timeout),
@@ -528,25 +468,24 @@ class LossyProcessGroup(Extensions, Reconfigurable, _c10d.ProcessGroup):  # type
 
     def shutdown(self) -> None:
         """Leave the group: tell the others, join all threads, free all sockets. Idempotent."""
-        _living.pop(self._serial, None)
-        self._devices.close()
-        self._group.close()
-        self._dispatcher.lanes.give_back()
+        self._leave(abort=False)
 
     def abort(self) -> None:
         """End the group on all ranks: pending calls fail with AbortedError. If the group's members
         can change, :meth:`reconfigure` revives it."""
         text = f"{self._where}: the group was aborted here by abort_process_group"
         self._health.fail(AbortedError(text, peer=self._where.rank), tell=True)
+        self._leave(abort=True)
+
+    def _leave(self, *, abort: bool) -> None:
         _living.pop(self._serial, None)
-        self._devices.close(abort=True)
+        self._devices.close(abort=abort)
         self._group.close()
         self._dispatcher.lanes.give_back()
 
 
 serve(LossyProcessGroup)
 opaque(LossyProcessGroup)
-carry_by(ByTorch())
 
 
 def _configured(group: LossyProcessGroup) -> Callable[[], str]:
@@ -574,8 +513,7 @@ def stats_of_all() -> Stats:
 
 
 def of(group: dist.ProcessGroup | None) -> LossyProcessGroup:
-    """The lossy group behind torch's handle. ``group``: A process group; None: the default
-    group."""
+    """The lossy group behind torch's handle; None: the default group."""
     found = dist.group.WORLD if group is None else group
     if not isinstance(found, LossyProcessGroup):
         backend = found.name() if isinstance(found, dist.ProcessGroup) else "none"

@@ -23,7 +23,6 @@ from importlib import import_module
 from typing import Any, Final, NamedTuple
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore
 
 from lossycoll.errors import (
@@ -45,7 +44,7 @@ from lossycoll.runtime.world.polled_store import PolledStore
 from .bootstrap import Group
 from .builder import GroupSpec
 from .devices import ServedDevices
-from .overloads import opaque
+from .overloads import c10d, opaque
 from .work import ManyWork
 
 _FORM: Final = re.compile(
@@ -85,20 +84,21 @@ class Reconfiguration:
         self._listed: tuple[int, tuple[str, ...]] = 0, ()
         import_module("zmq")  # 20 ms, for which there is no time while others wait for it
 
-    def handle(self) -> str:
+    def handle(self) -> Handle:
         """This process's, which stays the same."""
         if self._handle is None:
             store = self._store("job")
             store.set_first("number", secrets.token_hex(8))
             job = store.get("number") or ""
             process = f"{socket.gethostname()}/{os.getpid()}"
-            self._handle = Handle(job, self._incarnation, process)
-            if parsed(str(self._handle)) is None:
+            handle = Handle(job, self._incarnation, process)
+            if parsed(str(handle)) is None:
                 raise RendezvousError(
                     f"{self._who}: the store's key reconfigure/job/number holds {job!r}, which "
                     f"no rank wrote; do all ranks have the same LOSSYCOLL_SECRET?"
                 )
-        return str(self._handle)
+            self._handle = handle
+        return self._handle
 
     def no_members(self) -> ClosedError:
         """Why there can't be a call before the first group."""
@@ -112,33 +112,42 @@ class Reconfiguration:
         if uuid in self._used:
             raise self._wrong(f"uuid {uuid} was already used here; every group needs a fresh one")
         listed = list(handles) if isinstance(handles, Sequence) else sorted(handles)
-        own = parsed(self.handle())
-        assert own is not None
+        own = self.handle()
         if not 0 < len(listed) <= MOST_MEMBERS:
             raise self._wrong(f"got {len(listed)} handles, wanted 1 to {MOST_MEMBERS}")
-        members = [self._checked(at, text, own) for at, text in enumerate(listed)]
         first: dict[str, int] = {}
-        for at, member in enumerate(members):
+        for at, text in enumerate(listed):
+            member = parsed(text)
+            if member is None:
+                raise self._wrong(
+                    f"handle {at} is {str(text)[:80]!r}, which no group of backend 'lossy' gave; "
+                    f"take them from torch.distributed._get_reconfigure_handle"
+                )
+            if member.job != own.job:
+                raise self._wrong(
+                    f"handle {at} is of {member.process}, which uses another store (job "
+                    f"{member.job}, here {own.job}); members of one group need one store"
+                )
             before = first.setdefault(member.incarnation, at)
             if before != at:
                 raise self._wrong(f"handles {before} and {at} are the same process's, {member}")
         rank = first.get(own.incarnation)
         if rank is None:
             raise self._wrong(
-                f"this process's handle {own} is not among the {len(members)} handles; leave it "
+                f"this process's handle {own} is not among the {len(listed)} handles; leave it "
                 f"out of the call, or ask for its handle again"
             )
         self._used.add(uuid)
-        self._listed = uuid, tuple(member.incarnation for member in members)
+        self._listed = uuid, tuple(first)
         with_values = self._store(str(uuid))
         with_values.set(own.incarnation, json.dumps(self._digest))
         return replace(
             self._spec,
             store=PrefixStore(f"reconfigure/{uuid}/{self._digest}", self._spec.store),
             rank=rank,
-            size=len(members),
+            size=len(first),
             timeout=self._spec.timeout if timeout is None else timeout,
-            global_ranks=tuple(range(len(members))),
+            global_ranks=tuple(range(len(first))),
             parent=None,
         )
 
@@ -159,20 +168,6 @@ class Reconfiguration:
             f"reconfigure with a fresh uuid"
         )
 
-    def _checked(self, at: int, text: object, own: Handle) -> Handle:
-        found = parsed(text)
-        if found is None:
-            raise self._wrong(
-                f"handle {at} is {str(text)[:80]!r}, which no group of backend 'lossy' gave; take "
-                f"them from torch.distributed._get_reconfigure_handle"
-            )
-        if found.job != own.job:
-            raise self._wrong(
-                f"handle {at} is of {found.process}, which uses another store (job {found.job}, "
-                f"here {own.job}); members of one group need one store"
-            )
-        return found
-
     @property
     def _digest(self) -> str:
         uuid, members = self._listed
@@ -190,14 +185,10 @@ class Reconfiguration:
         return PolledStore(prefix, self._who, self._secret)
 
 
-_c10d: Any = c10d  # its stub lacks half of what is used here
-
-
 @opaque
 class Reconfigurable:
     """A base of LossyProcessGroup, which sets the attributes."""
 
-    _pg_options: object
     _reconfiguration: Reconfiguration | None
     _abort_hooks: dict[int, Callable[[], object]]
     _group: Group
@@ -210,7 +201,7 @@ class Reconfigurable:
 
     def get_error(self) -> Any:
         """Return torch's ErrorType of the group's failure."""
-        failure, kinds = self._health.failure, _c10d.ErrorType
+        failure, kinds = self._health.failure, c10d.ErrorType
         if failure is None or isinstance(failure, (AbortedError, ClosedError)):
             return kinds.SUCCESS
         return kinds.TIMEOUT if isinstance(failure, OperationTimeout) else kinds.COMM_ERROR
@@ -232,7 +223,7 @@ class Reconfigurable:
 
     def get_reconfigure_handle(self) -> str:
         """Return this process's name in the list of the next group's members."""
-        return self._steps().handle()
+        return str(self._steps().handle())
 
     def reconfigure(self, opts: Any) -> dist.Work:
         """Leave the members, meet with others, and return when all are there.
@@ -247,9 +238,9 @@ class Reconfigurable:
             self._fail_what_is_in_flight("reconfigured")
             self._devices.close()
             try:
-                group = Group(spec, self._pg_options)
+                group = Group(spec)
             except LossyError as error:
-                self._take(spec, Group(spec, self._pg_options, steps.failed(error)))
+                self._take(spec, Group(spec, steps.failed(error)))
                 raise
             else:
                 self._take(spec, group)

@@ -19,7 +19,7 @@ from torch._C import _distributed_c10d as c10d
 from lossycoll.errors import UnsupportedError
 from lossycoll.runtime.engine.failures import Where
 
-from .tensors import DTYPES, LOSSY_DTYPES, WIDER, scaled
+from .tensors import DTYPES, LOSSY_DTYPES, WIDER
 
 _Op: Any = c10d.ReduceOp.RedOpType
 SUM: Final = _Op.SUM
@@ -55,10 +55,6 @@ class Reduction:
             return self.local(rows)
         result = self.local(rows[list(members)])
         return result * (len(rows) / len(members)) if self.native and self.op == SUM else result
-
-    def contribution(self, tensor: Tensor) -> Tensor:
-        """``tensor`` contiguous and times the factor; itself where nothing has to be done."""
-        return scaled(tensor, self.factor)
 
 
 def resolve(where: Where, name: str, dtype: torch.dtype, op: Any) -> Reduction:
@@ -125,15 +121,8 @@ def _as_signed(op: object, dtype: torch.dtype) -> Local | None:
 
 def _integer_mean(dtype: torch.dtype) -> Local | None:
     """NCCL's: the sum as SUM forms it (it wraps), over the ranks, truncated toward zero."""
-    found = local_reduction(SUM, dtype)
-    if found is None:
-        return None
-
-    def mean(rows: Tensor) -> Tensor:
-        total = found(rows)
-        return (_unsigned_over if dtype in _SIGNED else over_ranks)(total, len(rows))
-
-    return mean
+    found, over = local_reduction(SUM, dtype), _unsigned_over if dtype in _SIGNED else over_ranks
+    return None if found is None else lambda rows: over(found(rows), len(rows))
 
 
 def over_ranks(total: Tensor, ranks: int) -> Tensor:

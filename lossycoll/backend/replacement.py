@@ -77,14 +77,8 @@ def stop_replacing() -> None:
 
 
 def replaced(backend: str) -> str:
-    """Return the backend that a group is made with.
-
-    Args:
-        backend: What torch was asked for, such as ``gloo`` or ``cpu:gloo,cuda:nccl``.
-
-    Raises:
-        UnsupportedError: gloo was asked for on a device that lossy doesn't serve.
-    """
+    """The backend that a group is made with. ``backend``: what torch was asked for, such as
+    ``gloo`` or ``cpu:gloo,cuda:nccl``."""
     if backend == "undefined":
         import torch
 

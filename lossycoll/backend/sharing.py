@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from lossycoll.errors import EngineError, RendezvousError
@@ -41,13 +41,7 @@ class Offer:
 
     def to_json(self) -> dict[str, Any]:
         machine = self.machine.to_json() if self.machine else None
-        return {
-            "machine": machine,
-            "labels": self.labels,
-            "socket": self.socket,
-            "why": self.why,
-            "cores": f"{self.cores:x}",
-        }
+        return {**asdict(self), "machine": machine, "cores": f"{self.cores:x}"}
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Offer:
@@ -68,14 +62,6 @@ class Sharing:
     def close(self) -> None:
         if self.exchange is not None:
             self.exchange.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Shared:
-    """Result of sharing: the topology, and the descriptors of each process of this host."""
-
-    topology: Topology
-    descriptors: Mapping[int, tuple[int, int]]
 
 
 def open_sharing(options: Options, ranks: int) -> Sharing:
@@ -102,17 +88,17 @@ def share(
     sharing: Sharing,
     offers: Sequence[Offer],
     token: str,
-) -> Shared:
+) -> tuple[Topology, Mapping[int, tuple[int, int]]]:
     """Finds out who shares a host: all ranks call it at the same place of their rendezvous.
 
-    There are two more rounds if some ranks look as if they shared a
-    host, and none otherwise.
+    There are two more rounds if some ranks look as if they shared a host, and none otherwise.
+    Returns the topology, and the descriptors of each other process of this host.
     """
     sites = [offer.labels[1] for offer in offers]
     sets = alike(offers)
     if all(len(ranks) == 1 for ranks in sets):
         _tell_apart(where, offers, (where.rank,), {})
-        return Shared(Topology.of_labels(range(where.world), sites), {})
+        return Topology.of_labels(range(where.world), sites), {}
     mine = next(ranks for ranks in sets if where.rank in ranks)
     others = [rank for rank in mine if rank != where.rank]
     exchange = sharing.exchange
@@ -140,7 +126,7 @@ def share(
         if where.rank not in answers[rank][0]:
             reasons[rank] = reasons[rank] or "it couldn't take this rank's memory, and logs why"
     _tell_apart(where, offers, here, reasons)
-    return Shared(topology, {rank: taken[rank] for rank in here if rank != where.rank})
+    return topology, {rank: taken[rank] for rank in here if rank != where.rank}
 
 
 def _send(
@@ -254,29 +240,20 @@ LEARNT: Final = "auto"
 def compare_sites(where: Where, sites: Sequence[str]) -> None:
     """Raises RendezvousError, with the same content on every rank, if only some have a site, or
     some name theirs and others have it learnt."""
-    _all_or_none(where, sites, [site != "" for site in sites], "one", "on all ranks, or on none")
-    _all_or_none(
-        where,
-        sites,
-        [site == LEARNT for site in sites],
-        repr(LEARNT),
-        f"to {LEARNT!r} on all ranks, or to the name of its site on each",
-    )
-
-
-def _all_or_none(
-    where: Where, sites: Sequence[str], with_it: Sequence[bool], it: str, remedy: str
-) -> None:
-    """Raises RendezvousError if some ranks have ``it``, as ``with_it`` says, and others don't."""
-    if all(with_it) or not any(with_it):
-        return
-    one, other = with_it.index(True), with_it.index(False)
-    raise RendezvousError(
-        f"{where}: option site is {sites[one]!r} on rank {one} and "
-        f"{repr(sites[other]) if sites[other] else 'not set'} on rank {other} ({sum(with_it)} of "
-        f"{len(sites)} ranks have {it}); set LOSSYCOLL_SITE {remedy}",
-        peer=other if other != where.rank else one,
-    )
+    by_name = f"to {LEARNT!r} on all ranks, or to the name of its site on each"
+    for with_it, it, remedy in (
+        ([site != "" for site in sites], "one", "on all ranks, or on none"),
+        ([site == LEARNT for site in sites], repr(LEARNT), by_name),
+    ):
+        if all(with_it) or not any(with_it):
+            continue
+        one, other = with_it.index(True), with_it.index(False)
+        raise RendezvousError(
+            f"{where}: option site is {sites[one]!r} on rank {one} and "
+            f"{repr(sites[other]) if sites[other] else 'not set'} on rank {other} ({sum(with_it)} "
+            f"of {len(sites)} ranks have {it}); set LOSSYCOLL_SITE {remedy}",
+            peer=other if other != where.rank else one,
+        )
 
 
 def learn_sites(

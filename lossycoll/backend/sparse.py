@@ -38,18 +38,15 @@ class SparseSum(NamedTuple):
     reduction: Reduction  # SUM or AVG, maybe with a factor
 
     @property
-    def index_bytes(self) -> int:
-        return self.tensor.sparse_dim() * torch.int64.itemsize
-
-    @property
     def entry_bytes(self) -> int:
-        dense = self.tensor.shape[self.tensor.sparse_dim() :]
-        return self.index_bytes + dense.numel() * self.tensor.itemsize
+        sparse = self.tensor.sparse_dim()
+        dense = self.tensor.shape[sparse:].numel() * self.tensor.itemsize
+        return sparse * torch.int64.itemsize + dense
 
     def entries(self, part: Tensor) -> tuple[Tensor, Tensor]:
         """One rank's indices and values out of its bytes."""
         sparse, count = self.tensor.sparse_dim(), len(part) // self.entry_bytes
-        border = count * self.index_bytes
+        border = count * sparse * torch.int64.itemsize
         # The copies begin where their type may begin.
         places = part[:border].clone().view(torch.int64).view(sparse, count)
         values = part[border:].clone().view(self.tensor.dtype)

@@ -34,7 +34,7 @@ def one_buffer(call: Description, reduction: Reduction | None, keep: bool) -> St
     if reduction is None:
         buffer = whole = contiguous(tensor)
     else:
-        whole = reduction.contribution(tensor)
+        whole = scaled(tensor, reduction.factor)
         if whole is tensor and not tensor.is_complex():
             return Staged(tensor, tensor)
         buffer = as_real(whole)
@@ -63,7 +63,7 @@ def two_buffers(call: Description, reduction: Reduction | None, keep: bool) -> S
 
 def gathered(call: Description, reduction: Reduction, rank: int, world: int) -> Staged:
     """Buffers for contributions that are gathered, and reduced where they are."""
-    output, source = call.writes[0], reduction.contribution(_joined(call.reads))
+    output, source = call.writes[0], scaled(_joined(call.reads), reduction.factor)
     if call.root not in (None, rank):
         return Staged(source, source, among=lambda _: None)
     rows = source.new_empty((world, *output.shape))
@@ -107,17 +107,13 @@ def then(staged: Staged, last: Callable[[], None]) -> Staged:
     """The same buffers; ``last`` follows what brings the result to the tensors."""
     first, among = staged.epilogue, staged.among
 
-    def whole() -> None:
-        if first is not None:
+    def of_members(members: Sequence[int]) -> None:
+        if among is not None:
+            among(members)
+        elif first is not None:
             first()
         last()
 
-    def of_members(members: Sequence[int]) -> None:
-        assert among is not None
-        among(members)
-        last()
-
-    return staged._replace(
-        epilogue=None if among is not None else whole,
-        among=None if among is None else of_members,
-    )
+    if among is not None:
+        return staged._replace(among=of_members)
+    return staged._replace(epilogue=lambda: of_members(()))

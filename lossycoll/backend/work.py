@@ -2,29 +2,41 @@
 
 ``wait`` raises typed errors. ``get_future`` is a ``then`` child that raises: the only form in which
 C++ (DDP's reducer) sees a failure at all; ``Future.set_exception`` would look like success.
+
+DDP's builtin hooks take results from C++. ``FP16_COMPRESS`` reads a C++ list of tensors from its
+future, and a future that Python makes holds an object: it gets one of its own on the CPU, and a
+refusal else. ``ALLREDUCE`` and plain DDP take either.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import BuiltinCommHookType
+from torch.nn.parallel import DistributedDataParallel
 
 from lossycoll.devices.layer import StreamOrder
-from lossycoll.errors import LossyError
+from lossycoll.devices.registry import is_served
+from lossycoll.errors import EngineError, LossyError, UnsupportedError
 from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.point_to_point import Transfer
-from lossycoll.runtime.core.call import Operation
+from lossycoll.runtime.core.call import Collective, Operation
+from lossycoll.runtime.engine.failures import Code
 
-from .builtin_hooks import asked_by_hook, typed
 from .overloads import opaque
 
 Future = torch.futures.Future[Any]
+BACKWARD: Final = torch.autograd.graph._engine_run_backward.__code__
 
 _thread: Final = threading.local()
 """``completing`` is set while a thread runs what was given to ``then`` of an operation's future."""
@@ -34,10 +46,10 @@ _thread: Final = threading.local()
 class LossyWork(dist.Work):
     """Base of all works."""
 
-    _result: list[torch.Tensor]
+    _result: list[Tensor]
     _future: Future | None = None
 
-    def result(self) -> list[torch.Tensor]:
+    def result(self) -> list[Tensor]:
         """The tensors that the call fills; it doesn't wait."""
         return self._result
 
@@ -81,12 +93,7 @@ class LossyWork(dist.Work):
 class EngineWork(LossyWork):
     """An operation of the engine."""
 
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        operation: Operation,
-        result: list[torch.Tensor],
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, operation: Operation, result: list[Tensor]) -> None:
         # Written out, as wait() is: after computing, each call of Python takes microseconds.
         dist.Work.__init__(self)
         self._result = result
@@ -105,11 +112,11 @@ class EngineWork(LossyWork):
         streams, operation = self.streams, self.operation
         if streams is None:
             if not operation.done or operation.error is not None:
-                operation.wait(_seconds(timeout))
+                operation.wait(timeout.total_seconds() if timeout else None)
             return True
         try:
             if not streams.ahead or operation.done:
-                operation.wait(_seconds(timeout))
+                operation.wait(timeout.total_seconds() if timeout else None)
         finally:
             # Also after an error: what was queued ahead still comes.
             streams.order_current()
@@ -172,7 +179,7 @@ class ManyWork(LossyWork):
     def __init__(
         self,
         works: Sequence[dist.Work],
-        result: list[torch.Tensor],
+        result: list[Tensor],
         after: StreamOrder | None = None,
     ) -> None:
         super().__init__()
@@ -243,11 +250,6 @@ class ManyWork(LossyWork):
         return next((e for work in self._works if (e := work.exception()) is not None), None)
 
 
-def _seconds(timeout: timedelta | None) -> float | None:
-    """A timeout as torch passes it: None and zero are for none."""
-    return timeout.total_seconds() if timeout else None
-
-
 def _promise(streams: Sequence[StreamOrder]) -> tuple[Future, Callable[[Any], None]]:
     """A future, and what completes it after ``streams``: by a value, or by an error."""
     source: Future = streams[0].layer.future() if streams else torch.futures.Future()
@@ -268,6 +270,33 @@ def value_or_raise(source: Future) -> Any:
     if isinstance(value, BaseException):
         raise value
     return value
+
+
+def is_memory(error: BaseException) -> bool:
+    """True if ``error`` says that there is not enough memory: Python's, torch's or the engine's."""
+    if isinstance(error, LossyError):
+        return isinstance(error, EngineError) and error.code == Code.MEMORY
+    lacks = "allocate memory", "out of memory", "pinned memory can't be had"
+    return isinstance(error, MemoryError) or any(lack in str(error) for lack in lacks)
+
+
+def not_submitted(endpoint: Endpoint, call: Collective, error: Exception) -> LossyError:
+    """Makes what keeps this rank from submitting a call the failure of all ranks. The others would
+    wait in vain for this rank to take part."""
+    health = endpoint.health
+    text = f"{health.where}: {call.numbered}"
+    if is_memory(error):
+        failure = EngineError(f"{text}: no memory for it: {reason_of(error)}", code=Code.MEMORY)
+    else:
+        what = f"{type(error).__name__}: {reason_of(error)}"
+        failure = EngineError(f"{text}: this rank couldn't submit it: {what}")
+    endpoint.fail(call, failure)
+    first = health.failure or failure
+    return failure if first is failure else first.again(call.numbered)
+
+
+def reason_of(cause: Exception) -> str:
+    return (str(cause).splitlines() or [""])[0] or type(cause).__name__
 
 
 class Coalescing(threading.local):
@@ -296,3 +325,60 @@ class Coalescing(threading.local):
         if self._works is not None:
             self._works.append(work)
         return work
+
+
+# ---- DDP's builtin hooks ----
+
+# Only TorchScript makes a future of a list of tensors that something else completes. It compiles
+# these by their source, with names that it knows. It has no streams, so it won't do for a device.
+SOURCE: Final = """
+def given(future: Future[int], tensors: List[Tensor]) -> List[Tensor]:
+    torch.jit.wait(future)
+    return tensors
+
+def typed(future: Future[int], tensors: List[Tensor]) -> Future[List[Tensor]]:
+    return torch.jit.fork(given, future, tensors)
+"""
+
+
+def asked_by_hook(tensors: list[Tensor]) -> bool:
+    """True if the caller's caller is C++ within a backward pass, as DDP's builtin hooks are, and
+    the tensors are what ``FP16_COMPRESS`` sends."""
+    if not all(one.dtype is torch.float16 and not is_served(one) for one in tensors):
+        return False
+    asking = sys._getframe(1).f_back  # None: a thread of torch's
+    return asking is None or asking.f_code is BACKWARD
+
+
+def typed(future: Future, tensors: list[Tensor]) -> Future:
+    """Future of ``tensors``, complete when ``future`` is; a RuntimeError quotes its error."""
+    typed: Future = _compiled().typed(future, tensors)
+    return typed
+
+
+@functools.cache
+def _compiled() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.CompilationUnit(SOURCE)
+
+
+# Neither the group nor its works hear of the hook. A call in float16 may be plain DDP's as well.
+_register: Final[Any] = DistributedDataParallel._register_builtin_comm_hook
+
+
+@functools.wraps(_register)
+def _checked(self: DistributedDataParallel, comm_hook_type: BuiltinCommHookType) -> None:
+    compresses = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
+    for one in self.parameters() if compresses else ():
+        if is_served(one) and self.process_group._get_backend(one.device).name() == "lossy":
+            raise UnsupportedError(
+                f"DDP's builtin hook FP16_COMPRESS doesn't work over lossy with parameters on "
+                f"{one.device}: it reads a C++ list of tensors, and futures of tensors on a "
+                f"device hold a Python object; register torch's fp16_compress_hook by "
+                f'register_comm_hook, or make the group with lossycoll.Options(wire="bf16")'
+            )
+    _register(self, comm_hook_type)
+
+
+setattr(DistributedDataParallel, _register.__name__, _checked)

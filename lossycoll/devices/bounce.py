@@ -40,13 +40,8 @@ class Bounce(StreamOrder):
     ``wakers``: those of the host whose operations wait behind gates; None: there are no gates.
     ``reads``: whether ``source`` is read; False: its copy begins as anything. ``epilogue``: brings
     what came from ``target`` to where it belongs, on the device; or None. ``among``: the same,
-    which gets the ranks that took part; or None.
-
-    Attributes:
-        source: ``source`` in host memory, shape (elements,).
-        target: The same of ``target``; the same tensor if they are.
-        pieces: What operations work on, in order; one, unless there are cuts.
-        is_returning: Whether all of the way back was queued ahead.
+    which gets the ranks that took part; or None. The attributes ``source`` and ``target`` are these
+    in host memory, and ``pieces`` is what operations work on, in order.
     """
 
     def __init__(
@@ -77,6 +72,7 @@ class Bounce(StreamOrder):
         self._filled: list[Any] = []
         self._lock = threading.Lock()
         self.is_returning = False
+        """Whether all of the way back was queued ahead."""
         self.source = self._mirror(source)
         self.target = self.source if target is source else self._mirror(target)
         there = [(self.source, source)] if reads else []

@@ -25,7 +25,7 @@ from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine import codecs
 from lossycoll.runtime.engine.failures import Code
 
-from .layer import DeviceError, Event, Lane, LowBits, Stream
+from .layer import DeviceError, Event, Lane, Stream
 
 LIBRARY: Final = "libcuda.so.1"
 NON_BLOCKING: Final = 1
@@ -293,12 +293,12 @@ class CudaLayer:
                 code=Code.MEMORY,
             ) from error
 
-    def low_bits(self) -> LowBits | None:
+    def low_bits(self) -> Any:
         """Triton's kernels, which are tried once."""
         return self._kernels
 
     @cached_property
-    def _kernels(self) -> LowBits | None:
+    def _kernels(self) -> Any:
         try:
             from . import lowbit_kernels
 
@@ -329,7 +329,7 @@ class CudaLayer:
             yield
 
 
-def _try(low_bits: LowBits, device: torch.device) -> None:
+def _try(low_bits: Any, device: torch.device) -> None:
     """Raises DeviceError if the kernels make other bits than the engine does."""
     how, n = LowBit(4, 32), 200
     values = torch.linspace(-3, 5, n, dtype=torch.float32, device="cpu")

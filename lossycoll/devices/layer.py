@@ -12,13 +12,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lossycoll.errors import EngineError
-from lossycoll.plan.codec import LowBit
-from lossycoll.runtime.engine import codecs
 
 
 class DeviceError(EngineError):
@@ -57,33 +54,6 @@ class Stream(Protocol):
         """Goes on when 32 bits of host memory aren't 0. Only where ``Layer.waits_by_stream``."""
 
 
-class LowBits(Protocol):
-    """Codec of floats in few bits on a device, to the engine's bits (lowbit_kernels.py)."""
-
-    def encode(
-        self,
-        values: Tensor,
-        packets: Tensor,
-        to_bytes: Tensor,
-        how: LowBit,
-        *,
-        most_elements: int,
-        key: int = 0,
-    ) -> Tensor:
-        """Queues the encoding of packets on the current stream."""
-
-    def decode(
-        self,
-        from_bytes: Tensor,
-        packets: Tensor,
-        to_values: Tensor,
-        how: LowBit,
-        *,
-        most_elements: int,
-    ) -> None:
-        """Queues the decoding of packets on the current stream."""
-
-
 class Lane(NamedTuple):
     """Streams that one group's calls take, in the order of the calls.
 
@@ -114,8 +84,9 @@ class Layer(Protocol):
     def memory(self, nbytes: int) -> Tensor:
         """Host memory that the device reaches by itself."""
 
-    def low_bits(self) -> LowBits | None:
-        """Codec of floats in few bits there; None, with a line of the log, if there is none."""
+    def low_bits(self) -> Any:
+        """Codec of floats in few bits there, with the functions of lowbit_kernels.py; None, with a
+        line of the log, if there is none."""
 
     def aside(self, lane: Lane, tensor: Tensor) -> AbstractContextManager[None]:
         """Kernels that are queued inside don't hold back what the caller queues later. They come
@@ -193,45 +164,3 @@ def size_of(nbytes: int) -> int:
             return size * 3 // 2
         size *= 2
     return size
-
-
-class HostLowBits:
-    """Low-bit codec (layer.LowBits) by the host: it waits for the device, and copies all."""
-
-    def encode(
-        self,
-        values: Tensor,
-        packets: Tensor,
-        to_bytes: Tensor,
-        how: LowBit,
-        *,
-        most_elements: int,
-        key: int = 0,
-    ) -> Tensor:
-        del most_elements
-        x, data = values.detach().cpu().numpy(), to_bytes.cpu()
-        found = 0
-        for first, n, at in packets.tolist():
-            part = x[first : first + n]
-            codecs.encode(how, part, data.numpy()[at : at + how.wire_bytes(n)], key << 32 | first)
-            if not np.isfinite(part).all():
-                starts = range(0, n, how.group)
-                found += sum(not np.isfinite(part[at : at + how.group]).all() for at in starts)
-        to_bytes.copy_(data)
-        return torch.tensor([found], dtype=torch.int32, device=values.device)
-
-    def decode(
-        self,
-        from_bytes: Tensor,
-        packets: Tensor,
-        to_values: Tensor,
-        how: LowBit,
-        *,
-        most_elements: int,
-    ) -> None:
-        del most_elements
-        data, x = from_bytes.cpu().numpy(), to_values.detach().cpu()
-        for first, n, at in packets.tolist():
-            codecs.decode(how, data[at : at + how.wire_bytes(n)], x.numpy()[first : first + n])
-        with torch.inference_mode():
-            to_values.copy_(x)

@@ -167,36 +167,36 @@ def _signed(word: int) -> int:
 
 
 @triton.jit
-def bits_of(x: tl.tensor) -> tl.tensor:
+def bits_of(x):
     return x.to(tl.int32, bitcast=True)
 
 
 @triton.jit
-def float_of(bits: tl.tensor) -> tl.tensor:
+def float_of(bits):
     return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def in_order(bits: tl.tensor) -> tl.tensor:
+def in_order(bits):
     """Integers in the order of the floats of these bits, NaNs outermost; its own inverse."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit
-def nearest(x: tl.tensor) -> tl.tensor:
+def nearest(x):
     """To whole numbers, halves to even; below 2^22."""
     return (x + ROUNDER) - ROUNDER
 
 
 @triton.jit
-def power_of_two(power: tl.tensor) -> tl.tensor:
+def power_of_two(power):
     """2^power, from -149 to 127."""
     denormal = 1 << tl.maximum(power + 149, 0)
     return float_of(tl.where(power < -126, denormal, (power + 127) << 23))
 
 
 @triton.jit
-def cut_down(x: tl.tensor) -> tl.tensor:
+def cut_down(x):
     """The three bytes of a spike: x rounded down, if it isn't -0; nothing becomes infinite."""
     bits = bits_of(x)
     bits += tl.where(bits < 0, 255, 0)
@@ -204,13 +204,13 @@ def cut_down(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def cut_up(x: tl.tensor) -> tl.tensor:
+def cut_up(x):
     negative = cut_down(tl.where(x == 0.0, 0.0, -x))
     return tl.where(negative == 0, 0, negative ^ 0x800000)
 
 
 @triton.jit
-def draw(counters: tl.tensor, key: tl.tensor) -> tl.tensor:
+def draw(counters, key):
     """One of 2^14 numbers for each counter, evenly between -1/2 and 1/2; both are uint32."""
     w = (counters ^ (counters >> 16)) * 0x7FEB352D
     w ^= key
@@ -224,27 +224,19 @@ def draw(counters: tl.tensor, key: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def plane_bytes(n: tl.tensor, WIDTH: tl.constexpr) -> tl.tensor:
+def plane_bytes(n, WIDTH: tl.constexpr):
     return (n * WIDTH + 7) >> 3
 
 
 @triton.jit
-def planes_bytes(n: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+def planes_bytes(n, BITS: tl.constexpr):
     """Bytes of a wide plane, and of one of the bits that are left, if any."""
     WIDE: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
     return plane_bytes(n, WIDE) + plane_bytes(n, BITS - WIDE)
 
 
 @triton.jit
-def put_plane(
-    plane: tl.tensor,
-    indices: tl.tensor,
-    at: tl.tensor,
-    n: tl.tensor,
-    WIDTH: tl.constexpr,
-    SHIFT: tl.constexpr,
-    CHUNK: tl.constexpr,
-) -> None:
+def put_plane(plane, indices, at, n, WIDTH: tl.constexpr, SHIFT: tl.constexpr, CHUNK: tl.constexpr):
     """Some bits of each index of a chunk. Indices beyond the packet are 0."""
     PER: tl.constexpr = 8 // WIDTH
     parts = (tl.reshape(indices, (CHUNK // PER, PER)) >> SHIFT) & ((1 << WIDTH) - 1)
@@ -254,14 +246,7 @@ def put_plane(
 
 
 @triton.jit
-def put_planes(
-    to: tl.tensor,
-    indices: tl.tensor,
-    at: tl.tensor,
-    n: tl.tensor,
-    BITS: tl.constexpr,
-    CHUNK: tl.constexpr,
-) -> None:
+def put_planes(to, indices, at, n, BITS: tl.constexpr, CHUNK: tl.constexpr):
     WIDE: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
     REST: tl.constexpr = BITS - WIDE
     put_plane(to, indices, at, n, WIDE, 0, CHUNK)
@@ -270,9 +255,7 @@ def put_planes(
 
 
 @triton.jit
-def get_plane(
-    plane: tl.tensor, place: tl.tensor, inside: tl.tensor, WIDTH: tl.constexpr
-) -> tl.tensor:
+def get_plane(plane, place, inside, WIDTH: tl.constexpr):
     """Elements of one byte load it each: neighbours share the transaction, and nothing has to move
     between threads."""
     bit = place * WIDTH
@@ -281,9 +264,7 @@ def get_plane(
 
 
 @triton.jit
-def get_planes(
-    source: tl.tensor, place: tl.tensor, inside: tl.tensor, n: tl.tensor, BITS: tl.constexpr
-) -> tl.tensor:
+def get_planes(source, place, inside, n, BITS: tl.constexpr):
     WIDE: tl.constexpr = 8 if BITS == 8 else (4 if BITS >= 4 else 2)
     REST: tl.constexpr = BITS - WIDE
     indices = get_plane(source, place, inside, WIDE)
@@ -293,16 +274,14 @@ def get_planes(
 
 
 @triton.jit
-def put_bytes(
-    to: tl.tensor, i: tl.tensor, number: tl.tensor, live: tl.tensor, BYTES: tl.constexpr
-) -> None:
+def put_bytes(to, i, number, live, BYTES: tl.constexpr):
     """The low bytes of numbers i; nothing is aligned."""
     for k in tl.static_range(BYTES):
         tl.store(to + BYTES * i + k, (number >> (8 * k)).to(tl.uint8), mask=live)
 
 
 @triton.jit
-def get_bytes(source: tl.tensor, i: tl.tensor, live: tl.tensor, BYTES: tl.constexpr) -> tl.tensor:
+def get_bytes(source, i, live, BYTES: tl.constexpr):
     """Numbers i, of so many bytes, not negative."""
     number = tl.load(source + BYTES * i, mask=live, other=0).to(tl.int32)
     for k in tl.static_range(1, BYTES):
@@ -315,7 +294,7 @@ def get_bytes(source: tl.tensor, i: tl.tensor, live: tl.tensor, BYTES: tl.conste
 
 
 @triton.jit
-def _ends(ordered: tl.tensor, members: tl.tensor) -> tl.tuple:
+def _ends(ordered, members):
     """The least and the greatest of each group; without members the least is beyond the other."""
     low = tl.min(tl.where(members, ordered, GREATEST_INT), axis=1)
     high = tl.max(tl.where(members, ordered, LEAST_INT), axis=1)
@@ -323,16 +302,14 @@ def _ends(ordered: tl.tensor, members: tl.tensor) -> tl.tuple:
 
 
 @triton.jit
-def _number(ordered: tl.tensor, usable: tl.tensor) -> tl.tensor:
+def _number(ordered, usable):
     """The floats of these integers, with no negative zero; 0 where they aren't usable."""
     x = float_of(in_order(tl.where(usable, ordered, 0)))
     return tl.where(x == 0.0, 0.0, x)
 
 
 @triton.jit
-def _place_of(
-    x: tl.tensor, value: tl.tensor, place: tl.tensor, members: tl.tensor, apart: tl.tensor
-) -> tl.tensor:
+def _place_of(x, value, place, members, apart):
     """Place of the first element of each group that equals its value."""
     is_it = members & (x == value[:, None])
     first = tl.min(tl.where(is_it, place, NO_PLACE), axis=1)
@@ -340,17 +317,7 @@ def _place_of(
 
 
 @triton.jit
-def _put_spikes(
-    to: tl.tensor,
-    groups: tl.tensor,
-    g: tl.tensor,
-    x: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    usable: tl.tensor,
-    place: tl.tensor,
-    members: tl.tensor,
-) -> tl.tensor:
+def _put_spikes(to, groups, g, x, low, high, usable, place, members):
     """Writes the spikes of a chunk's groups. Returns the members that are left: an element that
     stands for a spike is one of them, so it changes no range."""
     lowest, highest = _number(low, usable), _number(high, usable)
@@ -366,7 +333,7 @@ def _put_spikes(
 
 
 @triton.jit
-def _step_of(anchor: tl.tensor, other: tl.tensor, BITS: tl.constexpr) -> tl.tensor:
+def _step_of(anchor, other, BITS: tl.constexpr):
     """The last index is at the other end, but no farther from zero than the anchor."""
     LEVELS: tl.constexpr = (1 << BITS) - 1
     most = (anchor.to(tl.int32) << BITS) // LEVELS
@@ -376,9 +343,7 @@ def _step_of(anchor: tl.tensor, other: tl.tensor, BITS: tl.constexpr) -> tl.tens
 
 
 @triton.jit
-def _grid_of_ends(
-    far: tl.tensor, other: tl.tensor, sign: tl.tensor, BITS: tl.constexpr
-) -> tl.tuple:
+def _grid_of_ends(far, other, sign, BITS: tl.constexpr):
     """Grids of groups: exponent, both factors to units, the anchor without sign, step, and whether
     the grid goes on beyond the group, as a step is two units at least."""
     LEAST: tl.constexpr = 1 << BITS
@@ -394,14 +359,7 @@ def _grid_of_ends(
 
 
 @triton.jit
-def _places(
-    x: tl.tensor,
-    first: tl.tensor,
-    second: tl.tensor,
-    anchor: tl.tensor,
-    inverse: tl.tensor,
-    BITS: tl.constexpr,
-) -> tl.tensor:
+def _places(x, first, second, anchor, inverse, BITS: tl.constexpr):
     """Places of elements on the grid, not rounded yet. All but x are of groups."""
     most = ((1 << BITS) - 1) * 1.0
     t = (anchor[:, None] - x * first[:, None] * second[:, None]) * inverse[:, None]
@@ -411,15 +369,8 @@ def _places(
 
 @triton.jit
 def _encode_groups(
-    x: tl.tensor,
-    low: tl.tensor,
-    high: tl.tensor,
-    special: tl.tensor,
-    counters: tl.tensor,
-    key: tl.tensor,
-    BITS: tl.constexpr,
-    STOCHASTIC: tl.constexpr,
-) -> tl.tuple:
+    x, low, high, special, counters, key, BITS: tl.constexpr, STOCHASTIC: tl.constexpr
+):
     """Indices, and by group anchor, step and exponent; low and high are of :func:`_ends`."""
     usable = (low <= high) & ~special
     low, high = _number(low, usable), _number(high, usable)
@@ -448,18 +399,18 @@ def _encode_groups(
 
 @triton.jit(do_not_specialize=["counter", "key"], do_not_specialize_on_alignment=_POINTERS)
 def _encode(
-    values: tl.tensor,
-    packets: tl.tensor,
-    data: tl.tensor,
-    nan_groups: tl.tensor,
-    counter: tl.tensor,
-    key: tl.tensor,
+    values,
+    packets,
+    data,
+    nan_groups,
+    counter,
+    key,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     SPIKES: tl.constexpr,
     STOCHASTIC: tl.constexpr,
     CHUNK: tl.constexpr,
-) -> None:
+):
     """One chunk of one packet; a row is a group."""
     packet = packets + 3 * tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * CHUNK
@@ -499,9 +450,7 @@ def _encode(
 
 
 @triton.jit
-def _decode_groups(
-    indices: tl.tensor, anchor: tl.tensor, step: tl.tensor, exponent: tl.tensor, BITS: tl.constexpr
-) -> tl.tensor:
+def _decode_groups(indices, anchor, step, exponent, BITS: tl.constexpr):
     """Values that indices stand for; the others are of groups, and may be anything."""
     unit = power_of_two(exponent - TOP)
     signed = (anchor << 16) >> 16
@@ -515,9 +464,7 @@ def _decode_groups(
 
 
 @triton.jit
-def _with_spikes(
-    source: tl.tensor, groups: tl.tensor, g: tl.tensor, x: tl.tensor, place: tl.tensor
-) -> tl.tensor:
+def _with_spikes(source, groups, g, x, place):
     """Decoded groups with their spikes. A grid may end beyond them, but no element does."""
     live = g < groups
     low = float_of(get_bytes(source, g, live, 3) << 8)[:, None]
@@ -533,14 +480,14 @@ def _with_spikes(
 
 @triton.jit(do_not_specialize_on_alignment=_POINTERS)
 def _decode(
-    data: tl.tensor,
-    packets: tl.tensor,
-    values: tl.tensor,
+    data,
+    packets,
+    values,
     BITS: tl.constexpr,
     GROUP: tl.constexpr,
     SPIKES: tl.constexpr,
     CHUNK: tl.constexpr,
-) -> None:
+):
     """One chunk of one packet; a row is a group."""
     packet = packets + 3 * tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * CHUNK

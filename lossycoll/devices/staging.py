@@ -23,12 +23,8 @@ class Staging:
     Copies from a device take a stream of their own: they wait for what the caller has queued until
     :meth:`mark`, not for later kernels, and later kernels don't wait for them.
 
-    Args:
-        tensors: Tensors of one device, or of the CPU; others later have the same shapes.
-
-    Attributes:
-        values: float32 (n,), the elements of one tensor after another.
-        parts: Views of them, one for each tensor.
+    ``tensors``: of one device, or of the CPU; others later have the same shapes. ``values`` has the
+    elements of one after another, and ``parts`` a view of each.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -55,10 +51,8 @@ class Staging:
         return None if self._layer is None else self._layer.current().record()
 
     def fill(self, tensors: Sequence[Tensor], after: Any = None) -> None:
-        """Copies the tensors to ``values``, and waits until they are there.
-
-        ``after``: :meth:`mark`'s; None: this thread's stream as it is now.
-        """
+        """Copies the tensors to ``values``, and waits until they are there. ``after``:
+        :meth:`mark`'s; None: this thread's stream as it is now."""
         self._copy(zip(self.parts, tensors, strict=True), after or self.mark())
 
     def spill(self, tensors: Sequence[Tensor]) -> None:

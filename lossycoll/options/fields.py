@@ -31,6 +31,7 @@ from .schema import (
     choice,
     growing_choice,
     integer,
+    matching,
     number,
     one_of,
     option,
@@ -49,6 +50,10 @@ GIVEN: Final = "given"
 """Key of :meth:`Options.shared` under which a rank says which of these it was given."""
 COUNT_AS_GIVEN: Final = ("delivery", "repair", "fec", "max_missing", "deterministic")
 """Options of which it counts for calls whether they were set, besides their values."""
+PATH: Final = matching(
+    "empty, or a path", "(/.*)?", "as in /usr/lib/x86_64-linux-gnu/libcrypto.so.3"
+)
+LABEL: Final = ".{0,64}", "at most 64 printable characters"
 ALGORITHM_HINT: Final = "a plug-in's must be registered on every rank before its first group"
 
 
@@ -185,7 +190,7 @@ class Options:
     )
     interface: str = option(
         "auto",
-        text("`auto`, an interface's name or a local address", texts.check_interface),
+        matching("`auto`, an interface's name or a local address", ".+"),
         "Interface or address of this rank. auto: the interface that routes to the master.",
         of_host=True,
     )
@@ -290,7 +295,11 @@ class Options:
     )
     verbs_device: str = option(
         "",
-        text("empty, or as in `mlx5_0` or `mlx5_0:1`", texts.check_device),
+        matching(
+            "empty, or as in `mlx5_0` or `mlx5_0:1`",
+            r"([\w.-]+(:\d+)?)?",
+            "as in mlx5_0 or mlx5_0:1",
+        ),
         "RDMA port for packets to other machines. Empty: the interface's port, or InfiniBand's, "
         "if there is one (rdma.md).",
         of_host=True,
@@ -303,20 +312,20 @@ class Options:
     )
     libibverbs: str = option(
         "",
-        text("empty, or a path", texts.check_path),
+        PATH,
         "Path of the libibverbs library for RDMA devices. Empty: the system's.",
         of_host=True,
     )
     host: str = option(
         "",
-        text("empty, or a label", texts.check_label),
+        matching("empty, or a label", *LABEL),
         "Label that divides a machine: ranks with different labels share no memory and count as "
         "several hosts. Ranks of different machines never count as one.",
         of_host=True,
     )
     site: str = option(
         "",
-        text("empty, `auto`, or a label", texts.check_label),
+        matching("empty, `auto`, or a label", *LABEL),
         "Location of this rank's machine. Between sites bandwidth is scarce, so partial sums "
         "cross once. auto: learnt from round trips between hosts (topology.md). Set it on all "
         "ranks or on none.",
@@ -339,7 +348,7 @@ class Options:
     )
     libcrypto: str = option(
         "",
-        text("empty, or a path", texts.check_path),
+        PATH,
         "Path of the OpenSSL library that seals packets. Empty: the process's or the system's "
         "(sealing.md).",
     )
@@ -409,21 +418,20 @@ class Options:
 
     def __eq__(self, other: object) -> bool:
         """Equal values, and the same of them set: what isn't set may be chosen by others."""
-        if not isinstance(other, Options):
-            return NotImplemented
-        return self.given == other.given and all(
-            getattr(self, entry.name) == getattr(other, entry.name) for entry in fields(self)
-        )
+        return self._values == other._values if isinstance(other, Options) else NotImplemented
 
     def __hash__(self) -> int:
         return self._key
+
+    @property
+    def _values(self) -> tuple[list[Any], list[str]]:
+        return [getattr(self, entry.name) for entry in fields(self)], sorted(self.given)
 
     @cached_property
     def _key(self) -> int:
         """Equal for equal options, and in every process, unlike the hash of a text: pickles take it
         along. Kept, since every call looks something up by its options."""
-        values = [getattr(self, entry.name) for entry in fields(self)]
-        return zlib.crc32(repr((values, sorted(self.given))).encode())
+        return zlib.crc32(repr(self._values).encode())
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None, **explicit: Any) -> Options:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import Field, dataclass, field, replace
 from numbers import Integral, Real
@@ -99,7 +100,7 @@ def choice(*names: str, besides: Sequence[str] = (), in_words: str = "") -> Valu
     values = growing_choice(lambda: names, always=besides)
     if not besides:
         return values
-    return Values(f"{values.wanted} or {in_words}", values.read, values.check)
+    return replace(values, allowed=f"{values.wanted} or {in_words}")
 
 
 def growing_choice(
@@ -198,6 +199,17 @@ def text(allowed: str, check: Callable[[str], str]) -> Values:
         return check(value.strip())
 
     return Values(allowed, str, typed)
+
+
+def matching(allowed: str, pattern: str, hint: str = "") -> Values:
+    """A text of printable characters that ``pattern`` describes. ``hint``: said in an error."""
+
+    def check(value: str) -> str:
+        if not (value.isprintable() and re.fullmatch(pattern, value)):
+            raise ValueError(*([hint] if hint else []))
+        return value
+
+    return text(allowed, check)
 
 
 def variable(name: str) -> str:

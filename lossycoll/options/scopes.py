@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 from .fields import Options
 from .schema import check, refused, row, unknown
@@ -27,25 +27,17 @@ class Scope:
 _scope: ContextVar[Scope | None] = ContextVar("lossycoll_scope", default=None)
 
 
-class Carrier(Protocol):
-    """Takes scopes to threads that work for the caller, and that no context of Python's reaches."""
-
-    def put(self, scope: Scope | None) -> None:
-        """The calling thread is in this scope from now on."""
-
-    def get(self) -> Scope | None:
-        """The scope of whom this thread works for, if it is such a thread."""
-
-
+Carrier = tuple[Callable[[Scope | None], None], Callable[[], Scope | None]]
 _offered: list[Carrier] = []
 _carriers: list[Carrier] = []
 """What was offered, once there is a scope to carry: few programs have one, and each call asks."""
 
 
-def carry_by(carrier: Carrier) -> None:
-    """Has a carrier asked where a thread is in no scope of its own. ``carrier``: in place of any
-    other."""
-    _offered[:] = [carrier]
+def carry_by(put: Callable[[Scope | None], None], get: Callable[[], Scope | None]) -> None:
+    """Has scopes carried to threads that work for the caller, and that no context of Python's
+    reaches. ``put``: takes the scope that the calling thread is in from now on. ``get``: tells the
+    scope of whom this thread works for, if it is such a thread."""
+    _offered[:] = [(put, get)]
     if _carriers or _scope.get() is not None:
         _carry(_scope.get())
 
@@ -53,7 +45,7 @@ def carry_by(carrier: Carrier) -> None:
 def scope() -> Scope | None:
     """The innermost scope that the caller is in, with what the outer ones changed as well."""
     found = _scope.get()
-    return _carriers[0].get() if found is None and _carriers else found
+    return _carriers[0][1]() if found is None and _carriers else found
 
 
 def within(options: Options, scope: Scope | None) -> Options:
@@ -88,8 +80,8 @@ def _open(lossy_copies: bool, changes: Mapping[str, Any]) -> Iterator[None]:
 
 def _carry(scope: Scope | None) -> None:
     _carriers[:] = _offered
-    for carrier in _carriers:
-        carrier.put(scope)
+    for put, _ in _carriers:
+        put(scope)
 
 
 def reliable(**changes: Any) -> contextlib.AbstractContextManager[None]:

@@ -17,7 +17,6 @@ DEVICE_WIRE: Final = "device_wire"
 VERBS: Final = "verbs"
 """Datagrams of RDMA."""
 MAX_PORT: Final = 65535
-MAX_LABEL: Final = 64
 CIPHERS: Final = ("aes-128-gcm", "aes-256-gcm", "chacha20-poly1305")
 """Names of lc_cipher's values, from 1 on."""
 SECRET_VARIABLES: Final = ("LOSSYCOLL_SECRET", "LOSSYCOLL_SECRET_FILE")
@@ -28,12 +27,6 @@ OF_KUBERNETES: Final = re.compile(
     r"LOSSYCOLL\w*?_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
 """Variables by which Kubernetes tells a pod of a service."""
-
-
-def check_interface(text: str) -> str:
-    if not text:
-        raise ValueError
-    return text
 
 
 def check_ports(text: str) -> str:
@@ -59,25 +52,6 @@ def check_disable(text: str) -> str:
     if not set(names) <= {*FAST_PATHS, STREAM_WAIT, DEVICE_WIRE, VERBS}:
         raise ValueError
     return ",".join(names)
-
-
-def check_device(text: str) -> str:
-    name, colon, number = text.partition(":")
-    if text and not (re.fullmatch(r"[\w.-]+", name) and (number.isdecimal() or not colon)):
-        raise ValueError("as in mlx5_0 or mlx5_0:1")
-    return text
-
-
-def check_path(text: str) -> str:
-    if text and not (text.isprintable() and text.startswith("/")):
-        raise ValueError("as in /usr/lib/x86_64-linux-gnu/libcrypto.so.3")
-    return text
-
-
-def check_label(text: str) -> str:
-    if not text.isprintable() or len(text) > MAX_LABEL:
-        raise ValueError(f"at most {MAX_LABEL} printable characters")
-    return text
 
 
 def check_inject(text: str) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 from lossycoll.backend.description import CollectiveKind, Description, Loss, Submission
 from lossycoll.backend.process_group import LossyProcessGroup
 from lossycoll.backend.staging import two_buffers
-from lossycoll.backend.tensors import address, nbytes
+from lossycoll.backend.tensors import nbytes
 from lossycoll.runtime.collectives.endpoint import UNEVEN
 from lossycoll.runtime.core.call import Operation
 
@@ -19,8 +19,7 @@ def submit(s: Submission) -> Operation:
     to, source = (where.rank + steps) % where.world, (where.rank - steps) % where.world
     send = tuple(nbytes(s.source) if rank == to else 0 for rank in range(where.world))
     receive = tuple(nbytes(s.target) if rank == source else 0 for rank in range(where.world))
-    buffers = address(s.source), address(s.target)
-    return s.endpoint.copy(UNEVEN, s.call, buffers, s.call_options, send, receive)
+    return s.endpoint.copy(UNEVEN, s.call, s.buffers, s.call_options, send, receive)
 
 
 ROTATE = CollectiveKind("rotate", Loss.NEVER, two_buffers, submit=submit)

@@ -6,7 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
+from lossycoll.backend import process_group
 from tests.support.failure_cases import CALM, catch
 from tests.support.harness import init, run_good
 
@@ -17,12 +21,6 @@ ROUNDS = 12
 
 def rank_rounds(rank: int, world: int) -> dict[str, Any]:
     """Gathers a number that grows each round; what is missing must be a round older."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-    from lossycoll.backend import process_group
-
     init()
     group = process_group.of(None)
     blocks = group.blocks(CHUNK * 4)
@@ -82,11 +80,6 @@ def test_stale_blocks_stay_until_they_are_needed(world: int) -> None:
 
 def rank_result(rank: int, world: int) -> dict[str, Any]:
     """Nothing of rank 0 reaches rank 1, which asks for it until its deadline."""
-    import torch
-    import torch.distributed as dist
-
-    from lossycoll.backend import process_group
-
     init()
     group = process_group.of(None)
     output = torch.full((world * CHUNK,), float(rank + 1))
@@ -120,12 +113,6 @@ def test_a_result_can_be_read_while_peers_still_ask_for_what_was_sent() -> None:
 
 def rank_contributions(rank: int, world: int) -> dict[str, Any]:
     """What is lost is sent again with the next contribution, until all of it has come."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-    from lossycoll.backend import process_group
-
     init()
     group = process_group.of(None)
     blocks = group.blocks(CHUNK * 4)
@@ -174,11 +161,6 @@ def test_nothing_is_lost_for_good_of_what_is_sent_again(world: int) -> None:
 
 
 def rank_dead_link(rank: int, world: int) -> list[list[bool]]:
-    import torch
-    import torch.distributed as dist
-
-    from lossycoll.backend import process_group
-
     init()
     group = process_group.of(None)
     output = torch.zeros(world * CHUNK)

@@ -10,7 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from lossycoll.backend import bootstrap
+from lossycoll.backend.bootstrap import _Askers
+from lossycoll.backend.builder import WORLDS
 from tests.support.failure_cases import CALM, Caught, catch
 from tests.support.harness import Ranks, init, note, run_good
 from tests.support.versions import TORCH
@@ -18,8 +23,6 @@ from tests.support.versions import TORCH
 
 def count_meetings() -> list[int]:
     """How often this process meets others in the store from now on, as the length of a list."""
-    from lossycoll.backend import bootstrap
-
     meetings: list[int] = []
 
     class Counted(bootstrap.Rendezvous):
@@ -33,9 +36,6 @@ def count_meetings() -> list[int]:
 
 def sums(group: Any) -> float:
     """The sum of ones over a group, which is its size."""
-    import torch
-    import torch.distributed as dist
-
     t = torch.ones(10)
     dist.all_reduce(t, group=group)
     return float(t[0])
@@ -43,15 +43,10 @@ def sums(group: Any) -> float:
 
 def early() -> int:
     """Messages that this process keeps for groups that it hasn't opened."""
-    from lossycoll.backend.worlds import WORLDS
-
     return sum(len(world.plane.protocol.groups._early) for world in WORLDS._worlds)
 
 
 def rank_makes(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
     init()
     meetings = count_meetings()
     out: dict[str, Any] = {}
@@ -143,9 +138,6 @@ DIFFERENT: dict[str, tuple[Callable[[int], tuple[Any, Any]], tuple[str, ...], li
 
 
 def rank_differs(rank: int, world: int) -> dict[str, Caught]:
-    import torch
-    import torch.distributed as dist
-
     init()
     out = {}
     for name, (ask, _, _) in DIFFERENT.items():
@@ -176,8 +168,6 @@ def test_ranks_that_differ_in_a_group_are_named_by_its_first_call_on_all() -> No
 
 
 def rank_never_makes_it(rank: int, world: int) -> Caught | None:
-    import torch.distributed as dist
-
     init()
     caught = None
     if rank != 1:
@@ -203,8 +193,6 @@ def test_a_rank_that_never_makes_the_group_is_named_after_the_timeout() -> None:
 
 
 def rank_after_a_death(rank: int, world: int) -> Any:
-    import torch.distributed as dist
-
     init()
     dist.barrier()
     note("ready")
@@ -234,7 +222,6 @@ def test_a_group_with_a_lost_rank_is_refused_at_once_and_one_without_is_made() -
 
 
 def test_who_awaits_others_hears_all_that_the_control_plane_tells() -> None:
-    from lossycoll.backend.connected import _Askers
     from lossycoll.errors import PeerLostError
     from lossycoll.runtime.world.membership import Listener
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 import lossycoll
+from lossycoll.backend import staging, tensors
 from tests.support.harness import EXACT, init, run_good
 
 ELEMENTS = 9_000
@@ -116,8 +117,6 @@ def rank_imports_late(rank: int, world: int) -> None:
     """As a program that has set the device at its top. This module has imported all by now, so
     what it holds is made anew."""
     import importlib
-
-    from lossycoll.backend import staging, tensors
 
     with torch.device("meta"):
         for module in (tensors, staging):

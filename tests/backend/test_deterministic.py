@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from tests.support.harness import init, run_good, run_ranks
 
 ENV = {"LOSSYCOLL_LOG": "warning", "OMP_NUM_THREADS": "1"}
@@ -32,8 +35,6 @@ GROUPS: dict[str, dict[str, Any]] = {
 
 def rough(rank: int, count: int, seed: int = 0) -> Any:
     """Of every magnitude: the order of a sum shows."""
-    import torch
-
     draw = torch.Generator().manual_seed(100 * seed + rank)
     values = torch.randn(count, generator=draw)
     return values * 2.0 ** torch.randint(-6, 7, (count,), generator=draw)
@@ -52,11 +53,6 @@ def bits(tensor: Any) -> str:
 
 def rank_sums(rank: int, world: int) -> dict[str, Any]:
     """Hashes of results by name, and what was counted."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     warnings.simplefilter("ignore", FutureWarning)  # the names of torch 2.12
     init()
     late, out, count = random.Random(), {}, 16_384 * world
@@ -130,8 +126,6 @@ def test_without_the_option_they_differ() -> None:
 
 def around_the_ring(world: int, count: int) -> Any:
     """gloo's sum: part ``p`` of the tensor begins at the rank before ``p`` and goes down."""
-    import torch
-
     parts = []
     for part in range(world):
         total, *rest = (
@@ -144,9 +138,6 @@ def around_the_ring(world: int, count: int) -> Any:
 
 
 def rank_gloo(rank: int, world: int) -> dict[str, bool]:
-    import torch
-    import torch.distributed as dist
-
     init()
     gloo, one = dist.new_group(backend="gloo"), rough(rank, 50_000)
     two = one.clone()
@@ -169,11 +160,7 @@ def test_two_ranks_give_gloos_bits(world: int) -> None:
 
 def rank_trains(rank: int, world: int) -> dict[str, Any]:
     """Plain DDP, as frameworks use it, of several buckets; each rank has data of its own."""
-    import torch
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
-
-    import lossycoll
 
     init(backend=os.environ["BACKEND"])
     torch.manual_seed(0)
@@ -230,11 +217,6 @@ def test_four_ranks_of_ddp_lose_the_same_in_every_run() -> None:
 
 def rank_switch(rank: int, world: int) -> dict[str, Any]:
     """torch's switch counts at each call; what is written counts more."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     kept, written = [], dist.new_group(pg_options={**UDP, "deterministic": 0})
     asked = dist.new_group(pg_options=UDP)
@@ -264,11 +246,6 @@ def test_torch_switch() -> None:
 
 
 def rank_promise(rank: int, world: int) -> int:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     torch.use_deterministic_algorithms(True)
     for _ in range(3):

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from lossycoll.backend import collectives as table
-from lossycoll.backend.block_collectives import ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS
+from lossycoll.backend.collectives import ALL_GATHER_BLOCKS, REDUCE_SCATTER_BLOCKS
 from lossycoll.backend.description import CollectiveKind, Description, Splits
 from lossycoll.backend.dispatch import choose, determined, is_gathered, reliable_version
 from lossycoll.backend.reduction import resolve

@@ -16,8 +16,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import lossycoll
+from lossycoll.backend import group_steps
+from lossycoll.backend.builder import WORLDS
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Outcome, Ranks, free_port, init, note, run_good, run_ranks
 from tests.support.links import over, over_each_link
@@ -28,8 +32,6 @@ from tests.support.waiting import until
 
 def _loop(call: Any) -> Any:
     """Calls until it raises: (type, text, peer, when, seconds of a second call, its type)."""
-    import lossycoll
-
     count = 0
     while True:
         try:
@@ -51,17 +53,12 @@ def _loop(call: Any) -> Any:
 
 
 def rank_all_reduce(rank: int, world: int) -> Any:
-    import torch
-    import torch.distributed as dist
-
     init()
     t = torch.ones(200_000)
     return _loop(lambda: dist.all_reduce(t.fill_(1)))
 
 
 def rank_monitored_barrier(rank: int, world: int) -> Any:
-    import torch.distributed as dist
-
     init()
     group: Any = dist.group.WORLD
     return _loop(group.monitored_barrier)
@@ -69,9 +66,6 @@ def rank_monitored_barrier(rank: int, world: int) -> Any:
 
 def rank_point_to_point(rank: int, world: int) -> Any:
     """Rank 0 waits for rank 1, which is alive but waits for rank 2, which is killed."""
-    import torch
-    import torch.distributed as dist
-
     init()
     t = torch.ones(10)
     rounds = 0
@@ -132,7 +126,6 @@ def test_a_lost_rank_is_named_by_every_survivor_in_time(
 
 
 def rank_ddp(rank: int, world: int) -> Any:
-    import torch
     from torch.nn.parallel import DistributedDataParallel
 
     init()
@@ -162,11 +155,6 @@ LATE = 1.5 * LIVENESS
 
 
 def rank_late(rank: int, world: int) -> int:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     t = torch.ones(100_000)
     if rank == 1:
@@ -185,11 +173,6 @@ def test_a_rank_that_only_computes_for_long_is_waited_for() -> None:
 
 
 def rank_leaves(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     dist.all_reduce(torch.ones(50_000))
     if rank == 1:
@@ -214,11 +197,6 @@ def test_a_rank_that_ends_with_an_error_of_its_own_is_missed_by_the_others() -> 
 
 
 def rank_aborts(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     dist.all_reduce(torch.ones(50_000))
     store = dist.distributed_c10d._get_default_store()
@@ -241,11 +219,6 @@ def test_an_abort_reaches_whoever_waits(link: str) -> None:
 
 
 def rank_aborts_at_once(rank: int, world: int) -> float:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     if rank == 0:
         dist.distributed_c10d._abort_process_group()
@@ -262,9 +235,6 @@ def test_an_abort_right_after_init_reaches_all() -> None:
 
 
 def rank_timeout(rank: int, world: int) -> Any:
-    import torch
-    import torch.distributed as dist
-
     init(timeout=2.0)
     dist.barrier()
     store = dist.distributed_c10d._get_default_store()
@@ -289,9 +259,6 @@ def test_a_rank_that_never_takes_part_is_named_after_the_groups_timeout() -> Non
 
 
 def rank_interrupted(rank: int, world: int) -> float:
-    import torch
-    import torch.distributed as dist
-
     init()
     dist.barrier()
     store = dist.distributed_c10d._get_default_store()
@@ -322,11 +289,6 @@ def test_ctrl_c_ends_a_wait() -> None:
 
 
 def rank_refusals(rank: int, world: int) -> int:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     good = torch.ones(10)
     meta = torch.ones(10, device="meta")
@@ -376,9 +338,6 @@ def test_what_cannot_be_served_is_refused_and_harms_nothing() -> None:
 
 
 def rank_init(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
     init(timeout=float(os.environ.get("TEST_TIMEOUT", "30")))
     t = torch.ones(20_000)
     dist.all_reduce(t)
@@ -445,10 +404,6 @@ def take_low(taken: socket.socket) -> int:
 
 
 def rank_unmakeable(rank: int, world: int) -> dict[str, tuple[str, str, float]]:
-    import torch
-    import torch.distributed as dist
-
-    from lossycoll.backend import group_steps
     from lossycoll.runtime.engine.host import wire_version
 
     dist.init_process_group("gloo")
@@ -523,8 +478,6 @@ def test_missing_ranks_are_named_after_the_timeout() -> None:
 
 
 def rank_stays(rank: int, world: int) -> str:
-    import torch.distributed as dist
-
     note("here")
     until(lambda: os.path.exists(os.environ["GO"]), "the others", seconds=200)
     init(timeout=60)
@@ -568,10 +521,6 @@ def test_two_processes_that_claim_a_rank(doubled: int, tmp_path: Any) -> None:
 
 
 def rank_of_a_job_and_of_the_next(rank: int, world: int) -> str:
-    import torch.distributed as dist
-
-    from lossycoll.backend.worlds import WORLDS
-
     gate = os.environ.get("GATE")
     if gate is not None:
         until(lambda: os.path.exists(gate), "the end of the job before", seconds=200)

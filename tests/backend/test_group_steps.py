@@ -8,18 +8,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+from lossycoll.backend import bootstrap, builder, group_steps
 from tests.support.failure_cases import CALM, QUIET, catch
 from tests.support.harness import init, kill_self, run_good, run_ranks
 
 
 def noted(rank: int, world: int, mtu: int) -> list[Any]:
     """The rounds of the rendezvous beyond the first, and the packets' payload, of two groups."""
-    import torch
-    import torch.distributed as dist
-
-    from lossycoll.backend import bootstrap, group_steps
-
     rounds: list[str] = []
 
     class Noted(bootstrap.Rendezvous):
@@ -73,11 +71,6 @@ def test_ranks_meet_once_unless_packets_must_become_smaller_or_they_share_a_mach
 
 def rank_fails_after_the_meeting(rank: int, world: int) -> tuple[str, str, str]:
     """What ``new_group`` and its first call raised here, and whether the world's group goes on."""
-    import torch
-    import torch.distributed as dist
-
-    from lossycoll.backend import bootstrap
-
     init()
     works = bootstrap.open_engine
 
@@ -111,8 +104,6 @@ def test_a_rank_that_fails_after_the_meeting_is_heard_by_all() -> None:
 @contextlib.contextmanager
 def control_where_nobody_listens(claims: bool, host: str) -> Iterator[None]:
     """If the rank claims so, it gives others a control address that is taken and doesn't listen."""
-    from lossycoll.backend import builder
-
     with socket.socket() as closed:
         closed.bind((host, 0))
         place = closed.getsockname()
@@ -160,8 +151,6 @@ def test_a_rank_whose_address_is_translated_is_named() -> None:
 
 
 def dies_before_it_connects(rank: int, world: int) -> None:
-    from lossycoll.backend import bootstrap
-
     if rank == 1:
         bootstrap.join = lambda *_: kill_self()  # type: ignore[assignment, return-value]
     init()
@@ -179,9 +168,6 @@ def test_a_process_that_ends_between_store_and_control_plane_is_lost() -> None:
 
 
 def rank_address(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
     init()
     t = torch.full((1000,), float(rank))
     dist.all_reduce(t)

@@ -7,6 +7,8 @@ import os
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from tests.support.harness import init, run_good
 
@@ -22,9 +24,6 @@ def hold_the_gil(seconds: float) -> None:
 
 def rank_holds_the_gil(rank: int, world: int) -> tuple[float, float]:
     """Returns how long a call took, and its result."""
-    import torch
-    import torch.distributed as dist
-
     init()
     t = torch.ones(60_000)
     dist.all_reduce(t)

@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
+from lossycoll.backend import sharing
 from lossycoll.backend.sharing import compare_sites, learn_sites
 from lossycoll.errors import RendezvousError
 from lossycoll.plan import Topology
@@ -146,12 +150,6 @@ def test_what_a_rank_says_that_is_no_measurement_counts_as_none(said: Any) -> No
 
 
 def rank_that_learns(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-    from lossycoll.backend import sharing
-
     asked: list[_Places] = []
 
     def pretended(places: _Places) -> dict[int, float]:

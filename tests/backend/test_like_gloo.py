@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from tests.support.harness import init, run_good
 from tests.support.versions import TORCH
 
 
 def rank_collectives(rank: int, world: int) -> int:
-    import torch
-    import torch.distributed as dist
-
     warnings.simplefilter("ignore", FutureWarning)  # the names of torch 2.12
     init()
     gloo = dist.new_group(backend="gloo")

@@ -7,7 +7,11 @@ import time
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
+from lossycoll.backend import group_steps
 from tests.support.harness import Ranks, init, note, run_good
 
 GIVEN = 12.5
@@ -16,10 +20,6 @@ LIVENESS = 10.0
 
 def rank_hands_on(rank: int, world: int) -> list[float]:
     """The liveness that the group's failure detectors were made with."""
-    import torch.distributed as dist
-
-    from lossycoll.backend import group_steps
-
     made: list[float] = []
 
     class Seen(group_steps.ControlPlane):
@@ -39,11 +39,6 @@ def test_the_group_hands_its_liveness_on() -> None:
 
 def rank_sums(rank: int, world: int) -> float:
     """Sums until a rank is lost; returns time.monotonic(), which is the same in all processes."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     tensor = torch.ones(200_000)
     for count in range(10**9):

@@ -7,7 +7,10 @@ import time
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Ranks, init, note, run_good
 from tests.support.links import over, over_each_link
@@ -21,8 +24,6 @@ BEFORE = -3.0
 
 
 def sent_by(rank: int, size: int = LARGE) -> Any:
-    import torch
-
     return torch.rand(size, generator=torch.Generator().manual_seed(rank)) + 1
 
 
@@ -31,9 +32,6 @@ def exchange(rank: int, send: Any, receive: Any, tensor: Any = None) -> Any:
 
     Returns what rank 1 has then; None on rank 0.
     """
-    import torch
-    import torch.distributed as dist
-
     tensor = sent_by(0) if tensor is None else tensor
     if rank == 0:
         with send():
@@ -46,18 +44,12 @@ def exchange(rank: int, send: Any, receive: Any, tensor: Any = None) -> Any:
 
 
 def figures() -> dict[str, int]:
-    import lossycoll
-
     found = lossycoll.stats()
     names = ("packets_missing", "packets_injected", "packets_resent", "messages_received")
     return {name: getattr(found, name) for name in names}
 
 
 def rank_loses(rank: int, world: int) -> list[Any]:
-    import torch
-
-    import lossycoll
-
     init()
     store = torch.distributed.distributed_c10d._get_default_store()
     wanted = sent_by(0)
@@ -116,11 +108,6 @@ def test_a_message_loses_packets_where_both_ends_ask_for_it_and_nowhere_else() -
 
 def rank_exact(rank: int, world: int) -> int:
     """Nothing is lost, whoever comes first."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     dist.barrier()
     for late in (0, 1, 0, 1):
@@ -148,11 +135,6 @@ def test_nothing_is_missing_where_nothing_is_lost(link: str) -> None:
 
 def rank_many(rank: int, world: int) -> tuple[int, int]:
     """All send to all in a batch, and rank 0 then receives from whoever comes."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     others = [peer for peer in range(world) if peer != rank]
     outputs = {peer: torch.full((LARGE,), BEFORE) for peer in others}
@@ -190,11 +172,6 @@ def test_batches_and_receives_from_any_rank_lose_packets_too() -> None:
 
 def rank_waits(rank: int, world: int) -> tuple[str, int | None, float] | None:
     """Rank 1 is killed: 0 waits for what it never sends, and 2 sends what it never takes."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     dist.barrier()
     note("ready")

@@ -6,6 +6,8 @@ import time
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import lossycoll
 from lossycoll.runtime.collectives.operations import REAP_FROM
@@ -14,11 +16,6 @@ from tests.support.harness import EXACT, init, run_good, run_ranks
 
 
 def rank_mismatch(rank: int, world: int) -> list[tuple[str, str, str, float]]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     odd = rank == 1
 
     def ones(n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -109,9 +106,6 @@ def test_ranks_that_disagree_on_an_operation_all_say_who_and_how() -> None:
 
 
 def rank_waits_for_the_next(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
     init()
     first = dist.all_reduce(torch.ones(20_000 + (rank == 1)), async_op=True)
     caught = catch(lambda: dist.all_reduce(torch.ones(20_000), async_op=True).wait())
@@ -129,9 +123,6 @@ def test_the_call_in_question_is_named_whichever_is_waited_for() -> None:
 
 def rank_calls_again(rank: int, world: int) -> tuple[int, str]:
     """Waits for nothing: the engine has failed before anybody has asked it how a call ended."""
-    import torch
-    import torch.distributed as dist
-
     init()
     works = [dist.all_reduce(torch.ones(100_000 + (rank == 1)), async_op=True)]
     caught = Caught("", "", None, 0.0)
@@ -153,9 +144,6 @@ def test_a_call_that_comes_after_the_failure_is_refused_with_its_reason() -> Non
 
 def rank_chained(rank: int, world: int) -> str:
     """As PowerSGD's hook with two buckets, whose futures complete in another order at each rank."""
-    import torch
-    import torch.distributed as dist
-
     init()
     in_order = lossycoll.Options.from_env().futures == "in_order"
     sizes = [40_000, 30_000]
@@ -199,9 +187,6 @@ def test_a_mismatch_without_callbacks_does_not() -> None:
 
 
 def rank_plain_mismatch(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
     init()
     with pytest.raises(lossycoll.MismatchError) as caught:
         dist.all_reduce(torch.ones(10 + rank))
@@ -210,9 +195,6 @@ def rank_plain_mismatch(rank: int, world: int) -> str:
 
 def rank_remembers(rank: int, world: int) -> list[float]:
     """Ranks 0 and 1 have made a call of equal values before, of which others are set."""
-    import torch
-    import torch.distributed as dist
-
     init()
     pair, sums = dist.new_group([0, 1]), []
     first, second = {"max_missing": 0.01}, {"max_missing": 0.01, "repair": 0}
@@ -241,9 +223,6 @@ SCOPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def rank_scopes(rank: int, world: int) -> dict[str, str]:
-    import torch
-    import torch.distributed as dist
-
     dist.init_process_group("gloo")
     out = {}
     for name, scopes in SCOPES.items():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from lossycoll.runtime.collectives.group_stats import DeadLinks
 from lossycoll.runtime.engine.reports import PeerStats
 from tests.support.deaf_sockets import drop_from, drop_share
@@ -23,11 +26,7 @@ STEPS = 12
 def train(method: str, seconds: float, share: float = 0.0) -> tuple[int, float]:
     """Packets that were missing here, and the drift at the end. ``share``: of datagrams that a
     network drops, where nothing is injected."""
-    import torch
-    import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
-
-    import lossycoll
 
     init()
     torch.manual_seed(0)
@@ -63,11 +62,6 @@ def rank_of_two_hosts(rank: int, world: int) -> tuple[int, float]:
 
 def rank_in_a_group_of_its_own(rank: int, world: int) -> int:
     """Ranks 1 and 2 sum in a group that has no local rank 0, as along a dimension of a mesh."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     group = dist.new_group([1, 2])
     missing, end, done = 0, time.monotonic() + 2.5, torch.tensor([rank == 0])
@@ -88,11 +82,6 @@ def rank_bound(rank: int, world: int) -> tuple[int, float]:
 
 def rank_deaf(rank: int, world: int) -> tuple[int, bool]:
     """Packets that were missing here, all from a peer that this rank doesn't hear any more."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     dist.all_reduce(torch.ones(100_000))
     ports = [int(peer.address.rpartition(":")[2]) for peer in lossycoll.stats().peers]

@@ -8,6 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from lossycoll.errors import OperationTimeout
 from tests.support.failure_cases import CALM, QUIET, catch
@@ -16,9 +18,6 @@ from tests.support.sniffed_job import SECRET
 
 
 def rank_passes(rank: int, world: int) -> list[float]:
-    import torch
-    import torch.distributed as dist
-
     init()
     group: Any = dist.group.WORLD
     store = dist.distributed_c10d._get_default_store()
@@ -52,8 +51,6 @@ def test_nobody_passes_before_all_have_come(env: dict[str, str]) -> None:
 
 
 def rank_waits_before_the_last(rank: int, world: int) -> bool:
-    import torch.distributed as dist
-
     init()
     group: Any = dist.group.WORLD
     store = dist.distributed_c10d._get_default_store()
@@ -75,8 +72,6 @@ def test_a_rank_that_has_reported_waits_for_the_last() -> None:
 
 def rank_missing(rank: int, world: int, wait_all: bool) -> Any:
     """Ranks 0 and 1 wait for 2 and 3, which make another call once rank 0 has its error."""
-    import torch.distributed as dist
-
     init()
     group: Any = dist.group.WORLD
     store = dist.distributed_c10d._get_default_store()
@@ -119,8 +114,6 @@ def test_rank_0_names_those_that_never_came(
 
 def rank_alone(rank: int, world: int) -> Any:
     """Rank 0 doesn't come."""
-    import torch.distributed as dist
-
     init()
     group: Any = dist.group.WORLD
     store = dist.distributed_c10d._get_default_store()
@@ -139,8 +132,6 @@ def test_rank_0_is_named_by_the_others() -> None:
 
 
 def rank_in_no_time(rank: int, world: int) -> Any:
-    import torch.distributed as dist
-
     init()
     group: Any = dist.group.WORLD
     return catch(lambda: group.monitored_barrier(timedelta(0))) if rank == 0 else None
@@ -152,8 +143,6 @@ def test_no_time_at_all_is_refused_in_torchs_words() -> None:
 
 
 def rank_killed(rank: int, world: int) -> Any:
-    import torch.distributed as dist
-
     init(timeout=60)
     group: Any = dist.group.WORLD
     dist.barrier()
@@ -179,8 +168,6 @@ def test_a_rank_that_is_killed_is_named_before_the_time_is_over(env: dict[str, s
 
 
 def rank_left(rank: int, world: int) -> Any:
-    import torch.distributed as dist
-
     init(timeout=60)
     group: Any = dist.group.WORLD
     dist.barrier()
@@ -204,9 +191,6 @@ def test_a_rank_that_has_left_is_named() -> None:
 
 
 def rank_disagrees(rank: int, world: int) -> Any:
-    import torch
-    import torch.distributed as dist
-
     init()
     group: Any = dist.group.WORLD
     if rank == 0:
@@ -215,9 +199,6 @@ def rank_disagrees(rank: int, world: int) -> Any:
 
 
 def rank_waits_in_another_call(rank: int, world: int) -> Any:
-    import torch
-    import torch.distributed as dist
-
     init()
     group: Any = dist.group.WORLD
     if rank:
@@ -234,8 +215,6 @@ def test_ranks_that_mean_different_calls_learn_it(function: Any) -> None:
 
 
 def rank_interrupted(rank: int, world: int) -> Any:
-    import torch.distributed as dist
-
     init()
     group: Any = dist.group.WORLD
     dist.barrier()
@@ -268,9 +247,6 @@ def test_an_interrupted_one_ends_the_group() -> None:
 
 def rank_late(rank: int, world: int) -> Any:
     """Rank 0 has failed the group before the others make it."""
-    import torch
-    import torch.distributed as dist
-
     init()
     store = dist.distributed_c10d._get_default_store()
     if rank:

@@ -10,7 +10,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Ranks, init, note, run_good
 from tests.support.links import over, over_each_link
@@ -22,9 +25,6 @@ LARGE = 300_000
 
 def rank_tensors(rank: int, world: int) -> int:
     """Every rank sends to the next one; all of it is compared."""
-    import torch
-    import torch.distributed as dist
-
     init()
     right, left = (rank + 1) % world, (rank - 1) % world
     floats = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -78,11 +78,6 @@ def test_tensors_of_every_type_and_layout_arrive_bit_by_bit(link: str) -> None:
 
 
 def rank_surface(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     right, left = (rank + 1) % world, (rank - 1) % world
 
@@ -190,11 +185,6 @@ def rank_disagrees(rank: int, world: int) -> Any:
 
 def mismatches(rank: int) -> list[tuple[str, str, int]]:
     """A group of its own for each kind of disagreement."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     cases = [
         (torch.ones(30), torch.zeros(20)),  # gloo ends the process
@@ -228,11 +218,6 @@ def mismatches(rank: int) -> list[tuple[str, str, int]]:
 
 def late(rank: int) -> tuple[str, float]:
     """Rank 0 waits for a message; rank 1 hears of that, but never sends it."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     dist.group.WORLD.set_timeout(timedelta(seconds=1.5))
     dist.barrier()
@@ -268,9 +253,6 @@ def test_both_sides_hear_of_another_size_or_type_and_of_a_message_that_never_com
 
 
 def rank_interrupted(rank: int, world: int) -> float:
-    import torch
-    import torch.distributed as dist
-
     init()
     dist.barrier()
     store = dist.distributed_c10d._get_default_store()
@@ -305,11 +287,6 @@ def test_ctrl_c_ends_a_wait_in_recv_and_in_send() -> None:
 def rank_killed(rank: int, world: int) -> Any:
     """Rank 1 streams to rank 0 when it is killed; rank 2 sends what it never takes, and rank 3
     receives from anybody."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     t = torch.ones(4 << 20)
     rounds = 0
@@ -352,11 +329,6 @@ def test_a_rank_that_is_killed_is_named_by_all_that_wait(link: str) -> None:
 
 
 def rank_leaves(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     dist.barrier()
     if rank == 1:
@@ -390,10 +362,6 @@ def test_what_was_sent_arrives_though_the_sender_has_left(link: str) -> None:
 
 def fork(got: Any, peer: int, receive: Any) -> int:
     """How a child ends that was forked while messages were under way."""
-    import torch.distributed as dist
-
-    import lossycoll
-
     child = os.fork()
     if child == 0:
         for use in (receive.wait, lambda: dist.isend(got, peer)):
@@ -408,9 +376,6 @@ def fork(got: Any, peer: int, receive: Any) -> int:
 
 
 def rank_again(rank: int, world: int) -> list[tuple[int, int]]:
-    import torch
-    import torch.distributed as dist
-
     counts = []
     for number in range(4):
         init()

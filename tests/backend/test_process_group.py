@@ -15,7 +15,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from tests.support.harness import EXACT, init, run_good, run_ranks
 
 QUIET = {"LOSSYCOLL_LOG": "off"}
@@ -26,11 +29,6 @@ LOSSY_10 = {**QUIET, "LOSSYCOLL_INJECT": "loss=0.1,seed=7", "LOSSYCOLL_DEADLINE_
 
 
 def rank_ways(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init(pg_options=lossycoll.Options(lossy_min_bytes=40_000))
     out: dict[str, Any] = {"before": lossycoll.last_report()}
 
@@ -113,7 +111,6 @@ def test_ways_blocks_and_figures() -> None:
 
 
 def _train(world: int, steps: int = 4, hook: Any = None) -> Any:
-    import torch
     from torch.nn.parallel import DistributedDataParallel
 
     torch.manual_seed(3)
@@ -140,8 +137,6 @@ def _train(world: int, steps: int = 4, hook: Any = None) -> Any:
 
 
 def rank_users(rank: int, world: int) -> None:
-    import torch
-    import torch.distributed as dist
     from torch.distributed._composable.fsdp import fully_shard
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import (
         allreduce_hook,
@@ -150,8 +145,6 @@ def rank_users(rank: int, world: int) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    import lossycoll
 
     init()
     for hook in (None, allreduce_hook, fp16_compress_hook):
@@ -194,11 +187,6 @@ def test_ddp_fsdp_dtensor_zero_and_functional_collectives() -> None:
 
 
 def rank_ddp_with_loss(rank: int, world: int) -> float:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     parameters = _train(world, steps=6)
     stats = lossycoll.stats()
@@ -222,9 +210,6 @@ def test_ddp_trains_on_with_loss_and_replicas_stay_near() -> None:
 
 
 def rank_completion(rank: int, world: int) -> None:
-    import torch
-    import torch.distributed as dist
-
     init()
     t = torch.full((100_000,), float(rank))
     work = dist.all_reduce(t, async_op=True)
@@ -269,9 +254,6 @@ def test_works_complete_by_wait_by_future_and_when_dropped() -> None:
 
 
 def rank_aliases(rank: int, world: int) -> None:
-    import torch
-    import torch.distributed as dist
-
     init()
     n = 100_000
     total = world * (world + 1) / 2
@@ -303,9 +285,6 @@ def test_outputs_may_overlap_inputs() -> None:
 
 
 def rank_buffers(rank: int, world: int) -> None:
-    import torch
-    import torch.distributed as dist
-
     init(pg_options={"socket_buffer": 2304, "mtu": 9000})
     dist.barrier()
     bootstrap = dist.new_group(backend="lossy", pg_options={"socket_buffer": 53_248, "mtu": 9000})
@@ -324,8 +303,6 @@ def test_a_small_buffer_makes_small_packets_or_a_warning() -> None:
 
 
 def rank_fragments(rank: int, world: int) -> None:
-    import torch.distributed as dist
-
     from lossycoll.backend import group_steps
     from lossycoll.runtime.core.call import LONGEST, bounded
     from lossycoll.runtime.net.interfaces import Interface
@@ -345,11 +322,6 @@ def test_an_mtu_above_the_interfaces_is_warned_of() -> None:
 
 
 def rank_groups(rank: int, world: int) -> list[str]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     before = {thread.name for thread in threading.enumerate()}
     init(backend="cpu:lossy")
     assert dist.get_backend() in ("lossy", "cpu:lossy")
@@ -409,9 +381,6 @@ def test_groups_come_and_go() -> None:
 def rank_exit_late(rank: int, world: int) -> None:
     import time
 
-    import torch
-    import torch.distributed as dist
-
     init()
     for i in range(20):
         t = torch.ones(60_000)
@@ -428,8 +397,6 @@ def test_ranks_may_leave_one_after_another() -> None:
 
 
 def rank_imported(rank: int, world: int) -> list[str]:
-    import torch.distributed as dist
-
     early = [name for name in sys.modules if name.startswith("lossycoll")]
     init()
     dist.barrier()

@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from tests.support import fake_rdma
 from tests.support.harness import EXACT, Outcome, Ranks, init, kill_self, note, run_ranks
 
@@ -31,11 +34,6 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 def rank_sums(rank: int, world: int) -> dict[str, Any]:
     """Collectives and messages, all exact; what the link sent, as the engine and the device say."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     if os.environ.get("HAS_RDMA", "1") == "1":
         fake_rdma.show_devices()
     init(timeout=60)
@@ -221,11 +219,6 @@ def test_a_port_that_cannot_be_opened(
 
 def rank_loses(rank: int, world: int) -> dict[str, float]:
     """Sums of ones by lossy calls whose packets the device loses, then by reliable ones."""
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     fake_rdma.show_devices()
     init(timeout=60)
     total, calls = 0.0, 30
@@ -264,9 +257,6 @@ def test_sealed(env: dict[str, str]) -> None:
 
 
 def rank_is_killed(rank: int, world: int) -> str:
-    import torch
-    import torch.distributed as dist
-
     fake_rdma.show_devices()
     init(timeout=60)
     dist.barrier()

@@ -9,7 +9,12 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 import lossycoll
+from lossycoll.backend import collectives
+from lossycoll.backend.description import Description
 from tests.support.harness import EXACT, init, run_good
 
 
@@ -35,9 +40,6 @@ class Recorder:
 
 
 def rank_calls(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
     init()
     ops = dist.ReduceOp
     scale = dist._make_nccl_premul_sum(2.0)
@@ -89,9 +91,6 @@ def test_calls_like_those_before_are_served_alike() -> None:
 
 
 def rank_other_kinds(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
     init()
     n = 9_000
     memory = torch.empty(world * n)
@@ -167,9 +166,6 @@ def rank_other_terms(rank: int, world: int) -> dict[str, Any]:
     """All-reduces like one before, but for a timeout, or for futures."""
     from datetime import timedelta
 
-    import torch
-    import torch.distributed as dist
-
     init()
     recorder = Recorder(dist.group.WORLD, again=True)
     tensor, counts = torch.ones(9_000), []
@@ -204,11 +200,6 @@ def rank_other_callers(rank: int, world: int) -> dict[str, Any]:
     import os
     import signal
 
-    import torch
-    import torch.distributed as dist
-
-    from lossycoll.backend import collectives
-    from lossycoll.backend.description import Description
     from lossycoll.errors import ClosedError
 
     init()

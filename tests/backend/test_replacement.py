@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
+import lossycoll
 from lossycoll.backend import replacement
 from lossycoll.errors import OptionError, UnsupportedError
 from lossycoll.options.fields import Options
@@ -67,7 +69,6 @@ def _refusal(call: Any) -> str:
 
 def rank_asks_for_gloo(rank: int, world: int) -> dict[str, Any]:
     """A program that knows nothing of lossy, but for the end."""
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
     dist.init_process_group("gloo")
@@ -96,8 +97,6 @@ def rank_asks_for_gloo(rank: int, world: int) -> dict[str, Any]:
         _refusal(lambda: dist.new_group(backend="gloo", pg_options=options)),
         _refusal(lambda: dist.ProcessGroupGloo(store, rank, world)),
     ]
-
-    import lossycoll
 
     lossycoll.stop_replacing()
     lossycoll.stop_replacing()

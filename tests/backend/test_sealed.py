@@ -6,7 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from lossycoll.backend import group_steps
 from lossycoll.backend.group_steps import warn_of_clear
 from lossycoll.runtime.engine.failures import Where
@@ -82,9 +85,6 @@ def test_a_secret_file_that_others_can_read_ends_the_job(tmp_path: Path) -> None
 
 
 def rank_has_a_secret_later(rank: int, world: int) -> list[bool]:
-    import torch
-    import torch.distributed as dist
-
     init(backend="gloo")
     found = []
     for secret in (None, SECRET["LOSSYCOLL_SECRET"], SECRET["LOSSYCOLL_SECRET"]):
@@ -105,10 +105,6 @@ def test_a_group_that_is_made_when_there_is_a_secret_shares_no_host_in_clear() -
 
 
 def rank_splits_a_group_in_clear(rank: int, world: int) -> str:
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     os.environ["LOSSYCOLL_SECRET"] = SECRET["LOSSYCOLL_SECRET"]
     with pytest.raises(lossycoll.OptionError) as caught:
@@ -128,8 +124,6 @@ def test_a_part_of_a_group_in_clear_is_refused_once_there_is_a_secret() -> None:
 
 
 def rank_forgets_the_secret(rank: int, world: int) -> bool:
-    import torch.distributed as dist
-
     init()
     del os.environ["LOSSYCOLL_SECRET"]
     part = dist.new_group()

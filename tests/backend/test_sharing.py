@@ -90,14 +90,14 @@ def meet(
     def run(rank: int) -> Topology:
         where = Where(rank, world)
         host: Any = hosts[rank]
-        found = share(where, meeting.of(rank), host, own[rank], offers, TOKEN)
-        here = found.topology.members_of_hosts[found.topology.hosts[rank]]
-        assert found.descriptors.keys() == set(here) - {rank}
-        for other, (taken, _) in found.descriptors.items():
+        topology, descriptors = share(where, meeting.of(rank), host, own[rank], offers, TOKEN)
+        here = topology.members_of_hosts[topology.hosts[rank]]
+        assert descriptors.keys() == set(here) - {rank}
+        for other, (taken, _) in descriptors.items():
             mine = hosts[other].own
             assert mine is not None
             assert os.pread(taken, BYTES, 0).startswith(f"{mine[0]};".encode())
-        return found.topology
+        return topology
 
     topologies = at_once(world, run)
     for one in own:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from tests.backend.test_block_collectives import LOSSY, rank_contributions, rank_rounds
 from tests.support.failure_cases import CALM
 from tests.support.harness import init, run_good
@@ -15,11 +18,6 @@ COUNT = 60_000
 
 
 def rank_collectives(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     own = torch.full((COUNT,), 2.0**rank)
     chunk, rows = torch.empty(COUNT // world), torch.empty(COUNT * world)
@@ -58,11 +56,6 @@ def test_blocks_that_are_needed_come_to_all_ranks_of_a_site() -> None:
 
 
 def rank_collectives_within_a_host(rank: int, world: int) -> tuple[int, ...]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     own = torch.full((COUNT,), 2.0**rank)
     for algorithm in ("auto", "transpose"):

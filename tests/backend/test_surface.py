@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from tests.support.harness import free_port, init, run_good
 from tests.support.versions import TORCH
 
@@ -32,7 +35,6 @@ EVERY_NTH = {1: 1, 2: 2, 3: 1, 4: 3}
 
 
 def rank_table(rank: int, world: int) -> dict[str, Any]:
-    import lossycoll
     from tests.support import surface_cases as cases
     from tests.support.surface_kit import EVERY, LAYOUTS, SUMMABLE, Table, operations
 
@@ -59,7 +61,6 @@ def rank_table(rank: int, world: int) -> dict[str, Any]:
     for case, dtypes in cases.ODD:
         for dtype in dtypes:
             table.kit(case.__name__, case, dtype)
-    import torch.distributed as dist
 
     dropped = lossycoll.stats().packets_injected if world > 1 else 0
     dist.destroy_process_group()
@@ -79,10 +80,6 @@ def test_every_collective_type_and_layout(world: int) -> None:
 
 
 def rank_refused(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
     from tests.support.surface_kit import Table
     from tests.support.surface_refusals import refusals
 
@@ -126,15 +123,10 @@ def _no_failures(outs: list[dict[str, Any]]) -> None:
 
 
 def _split_by_torch(ranks: list[list[int]]) -> Any:
-    import torch.distributed as dist
-
     return dist.split_group(split_ranks=ranks) if TORCH >= (2, 15) else None
 
 
 def rank_groups(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
     from tests.support import surface_cases as cases
     from tests.support.surface_kit import Table
 
@@ -202,8 +194,6 @@ def rank_groups(rank: int, world: int) -> dict[str, Any]:
 
 
 def _in_group(cases: Any, group: Any, table: Any, name: str) -> None:
-    import torch
-
     from tests.support.surface_kit import Kit
 
     for turn in range(2):
@@ -229,9 +219,6 @@ def test_groups_of_every_kind_at_the_same_time() -> None:
 
 
 def rank_lives(rank: int, world: int) -> list[tuple[str, str]]:
-    import torch
-    import torch.distributed as dist
-
     tcp, later, shared = (int(port) for port in os.environ["SURFACE_PORTS"].split(","))
     folder = os.environ["SURFACE_FOLDER"]
     place = {"rank": rank, "world_size": world}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lossycoll
-from lossycoll.backend import process_group, thread_scopes
+from lossycoll.backend import dispatch
 from lossycoll.options import scopes
 from lossycoll.options.scopes import Scope, scope
 
@@ -20,10 +20,10 @@ _torch: Any = torch._C
 
 def in_a_thread_like_autograds(work: Callable[[], Any]) -> Any:
     """With this thread's state, as torch hands it over."""
-    state, done, found = _torch._get_obj_in_tls(thread_scopes.KEY), threading.Event(), []
+    state, done, found = _torch._get_obj_in_tls(dispatch.SCOPE_KEY), threading.Event(), []
 
     def run() -> None:
-        _torch._stash_obj_in_tls(thread_scopes.KEY, state)
+        _torch._stash_obj_in_tls(dispatch.SCOPE_KEY, state)
         found.append(work())
         done.set()
 
@@ -34,8 +34,7 @@ def in_a_thread_like_autograds(work: Callable[[], Any]) -> Any:
 
 @pytest.fixture(autouse=True)
 def carried() -> None:
-    assert process_group.LossyProcessGroup  # whose import has scopes carried
-    assert isinstance(scopes._offered[0], thread_scopes.ByTorch)
+    assert scopes._offered == [(dispatch._stash, dispatch._stashed)]
 
 
 def test_a_thread_that_works_for_the_caller_is_in_its_scope() -> None:

@@ -7,7 +7,11 @@ import signal
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
+from lossycoll.backend import sharing
 from tests.support.failure_cases import CALM, QUIET, catch, holdings, left_over, must_name_the_lost
 from tests.support.harness import EXACT, Ranks, init, note, run_good, run_ranks
 
@@ -16,9 +20,6 @@ LOUD = {**CALM, "LOSSYCOLL_LOG": "info"}
 
 def sums(group: Any = None) -> float:
     """The first of 100,000 ones over a group, all of which must be the same."""
-    import torch
-    import torch.distributed as dist
-
     t = torch.ones(100_000)
     with_all = dist.all_reduce(t, group=group, async_op=True)
     with_all.wait()
@@ -27,10 +28,6 @@ def sums(group: Any = None) -> float:
 
 
 def rank_of_two_hosts(rank: int, world: int) -> dict[str, Any]:
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     dist.destroy_process_group()  # what is made once per process is made
     before = holdings()
@@ -74,8 +71,6 @@ def test_ranks_of_two_hosts_know_it_alike_and_so_do_their_groups() -> None:
 
 
 def rank_that_asks(rank: int, world: int) -> list[Any]:
-    import lossycoll
-
     out = []
     for options in ({}, {"link": "udp"}, {"inject": "dup=0.1"}, {"site": "ab"[rank]}):
         import torch.distributed as dist
@@ -105,11 +100,6 @@ def test_ranks_share_their_machine_unless_they_are_told_not_to() -> None:
 
 def rank_of_a_clone(rank: int, world: int) -> Any:
     """Rank 1 says a name at which nobody listens, as from another machine of the same boot id."""
-    import torch.distributed as dist
-
-    import lossycoll
-    from lossycoll.backend import sharing
-
     if rank == 1:
 
         class Elsewhere(sharing.DescriptorExchange):
@@ -146,11 +136,6 @@ def test_a_site_of_one_rank_alone_ends_init_on_all(alone: int) -> None:
 
 
 def rank_that_sums_for_long(rank: int, world: int) -> Any:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     hosts = lossycoll.topology().hosts
     t = torch.ones(1 << 20)
@@ -186,11 +171,6 @@ def test_a_rank_killed_while_others_read_its_memory_is_named_and_no_sum_is_wrong
 
 
 def rank_that_may_be_alone(rank: int, world: int) -> Any:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     init()
     hosts = lossycoll.topology().hosts
     assert sums() == world

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
+import lossycoll
 from lossycoll.runtime.collectives.group_stats import Counted, total
 from lossycoll.runtime.engine.reports import PeerStats, Stats
 from tests.support.harness import init, run_good
@@ -66,11 +69,7 @@ def test_totals_are_sums_and_ranks_are_the_jobs() -> None:
 
 
 def rank_groups(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
-
-    import lossycoll
 
     init()
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -106,11 +105,6 @@ def test_losses_in_a_meshs_groups_are_in_the_totals() -> None:
 
 
 def rank_gloo_first(rank: int, world: int) -> tuple[int, int, int, int]:
-    import torch
-    import torch.distributed as dist
-
-    import lossycoll
-
     dist.init_process_group("gloo")
     with pytest.raises(lossycoll.UnsupportedError, match="backend 'gloo'"):
         lossycoll.stats()

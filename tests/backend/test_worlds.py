@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from lossycoll.backend.worlds import World, Worlds, with_liveness_of
+import lossycoll
+from lossycoll.backend.builder import WORLDS, World, Worlds, with_liveness_of
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from tests.support.failure_cases import CALM, QUIET, SLACK, catch
@@ -27,15 +30,10 @@ def control_threads() -> int:
 
 def planes() -> set[int]:
     """The control planes of this process's groups."""
-    from lossycoll.backend.worlds import WORLDS
-
     return {id(world.plane) for world in WORLDS._worlds if world.plane.is_sound}
 
 
 def rank_makes_many(rank: int, world: int) -> dict[str, Any]:
-    import torch
-    import torch.distributed as dist
-
     init()
     out: dict[str, Any] = {"one": (control_threads(), len(planes()))}
     groups = [dist.new_group(ranks=list(range(n % world + 1))) for n in range(1, MORE)]
@@ -68,8 +66,6 @@ def test_a_process_has_one_control_plane_however_many_groups_it_has() -> None:
 
 def rank_without_a_world(rank: int, world: int) -> dict[str, Any]:
     """torch's world is gloo's: the first lossy group makes a world, which others may share."""
-    import torch.distributed as dist
-
     dist.init_process_group("gloo")
     pair = dist.new_group([0, 1], backend="lossy")
     out = {"pair": len(planes())}
@@ -102,11 +98,6 @@ def test_ranks_that_have_not_met_make_a_world_of_their_own() -> None:
 
 def rank_outlives(rank: int, world: int) -> Any:
     """The group of all ends, on rank 0 first; a smaller one lives on, and is watched."""
-    import torch
-    import torch.distributed as dist
-
-    from lossycoll.backend.worlds import WORLDS
-
     dist.init_process_group("gloo")
     everyone = dist.new_group(backend="lossy")
     pair = dist.new_group([1, 2], backend="lossy")
@@ -135,9 +126,6 @@ def test_a_smaller_group_is_watched_after_the_group_of_all_has_ended() -> None:
 
 
 def rank_with_child(rank: int, world: int) -> Any:
-    import torch
-    import torch.distributed as dist
-
     init()
     dist.barrier()
     if rank == 1:
@@ -170,10 +158,6 @@ def test_a_killed_rank_is_noticed_at_once_though_its_forked_child_lives() -> Non
 
 
 def rank_asks(rank: int, world: int) -> list[Any]:
-    import torch.distributed as dist
-
-    import lossycoll
-
     init(pg_options={"liveness": 25.0})
     out = []
     for asked in ({"liveness": 25.0}, None, {"liveness": 12.0 if rank == 1 else 25.0}):

@@ -15,8 +15,7 @@ from torch import Tensor
 import lossycoll
 from lossycoll.backend import device_wire
 from lossycoll.backend.collectives import ENCODED_GATHER
-from lossycoll.backend.device_wire import PACKET, DeviceWire, Parts
-from lossycoll.devices.layer import HostLowBits
+from lossycoll.backend.device_wire import PACKET, DeviceWire, HostLowBits, Parts
 from lossycoll.devices.registry import device_of
 from lossycoll.plan import codec
 from lossycoll.plan.codec import LowBit

@@ -189,7 +189,7 @@ SEALING = (
     ),
     mutation(
         "a part in clear of a group in clear, though there is a secret",
-        "lossycoll/backend/connected.py",
+        "lossycoll/backend/bootstrap.py",
         "if builder.secret is not None and not (world.host.is_sealed or asked):",
         "if builder.secret is not None and asked is None:",
         "tests/backend/test_sealed.py"

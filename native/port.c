@@ -241,7 +241,7 @@ static void yield_spilled(lc_port *port, double queue, double aim) {
  * slowest. No epoch believes more than twice its own rate, or less than half. */
 static void even_out(lc_port *port) {
     if (port->others && port->tried_from <= 0 && !port->overrun.testing) {
-        double told = within(port->others_mean / port->rate, 1 / EVEN_MOST, EVEN_MOST);
+        double told = within(port->others_rate / port->rate, 1 / EVEN_MOST, EVEN_MOST);
         double times = 1 + EVEN * (told - 1) * port->others / (1 + port->others);
         port->rate *= times;
         port->cap *= times;

@@ -22,7 +22,8 @@ void lc_rate_spend(lc_rate *rate, uint64_t now, uint32_t packets, uint32_t packe
 /* Nanoseconds until one packet may go; 0: now. */
 uint64_t lc_rate_delay(const lc_rate *rate, uint64_t now, uint32_t packet_bytes);
 
-/* A number of bytes/s in a byte, within 3%: 1 to 255; 0: none. */
+/* A number of bytes/s in a byte, within 3%: 1 to 255, which stands for more, too;
+ * 0: none. */
 uint8_t lc_rate_level(double bytes_per_s);
 double lc_rate_of_level(uint8_t level);
 

@@ -391,7 +391,8 @@ static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, uint32_t
                          .packet = bytes};
 }
 
-/* What hosts of a site have told of its exit, which they share: once each, and at most so often. */
+/* What ranks of a site have told of its exit, which their hosts share: once each, and at most so
+ * often. */
 static void look_at_site(const lc_host *h, lc_interface *via, lc_exit *exit) {
     uint32_t n = 0;
     double sum = 0;

@@ -140,5 +140,6 @@ int lc_link_seen(lc_path *p, uint32_t next, int came) {
 uint8_t lc_far_level(const lc_interface *via, uint64_t now) {
     double near = lc_uplink_used(&via->exits[LC_NEAR].uplink, now);
     double far = lc_uplink_used(&via->exits[LC_FAR].uplink, now);
-    return near > 0 && far > OWN_PORT * near ? 0 : lc_rate_level(far);
+    uint8_t level = lc_rate_level(far);
+    return (near > 0 && far > OWN_PORT * near) || level == UINT8_MAX ? 0 : level;
 }

@@ -449,7 +449,7 @@ static inline lc_exit *lc_exit_of(const lc_path *p) {
     return &p->interface->exits[p->leaves_by];
 }
 /* The rate at which this host sends to other sites, for those of its own (lc_rate_level). 0: it
- * doesn't, or its own port holds that back. */
+ * doesn't, its own port holds that back, or it has one path there, which has a law of its own. */
 uint8_t lc_far_level(const lc_interface *via, uint64_t now);
 /* Whether what goes there leaves by a port that is paced, */
 static inline int lc_leaves_by_port(const lc_path *p) {

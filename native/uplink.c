@@ -258,6 +258,7 @@ void lc_uplink_acked(lc_uplink *u, const lc_port_ack *ack) {
     lc_port_ack told = *ack;
     told.sent = u->spent;
     told.held = u->held;
+    u->used_ns = ack->now;
     u->spent = 0;
     u->held = 0;
     int leads = !u->own || look_for_leader(u, ack->now);
@@ -338,12 +339,12 @@ uint32_t lc_uplink_renewed(const lc_uplink *u) {
 }
 
 double lc_uplink_used(const lc_uplink *u, uint64_t now) {
-    if (now - u->low_at_ns > USED_NS)
+    if (!u->used_ns || now - u->used_ns > USED_NS)
         return 0;
     return u->own && !u->leads ? u->known.rate : u->law.rate;
 }
 
-void lc_uplink_shared(lc_uplink *u, uint32_t n, double mean) {
+void lc_uplink_shared(lc_uplink *u, uint32_t n, double rate) {
     u->law.others = n;
-    u->law.others_mean = mean;
+    u->law.others_rate = rate;
 }

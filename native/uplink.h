@@ -49,6 +49,7 @@ typedef struct {
     uint64_t low_at_ns;
     uint32_t busy;             /* ranks that have something to send, this one among them, */
     uint64_t counted_ns;       /* as of then */
+    uint64_t used_ns;          /* when the port's law last heard of what left by it */
     uint32_t packet_bytes;     /* of the largest that has gone */
     double moved, taken, sent; /* told, ever */
     double spent;              /* bytes that left since, */
@@ -71,10 +72,10 @@ uint32_t lc_uplink_room(lc_uplink *u, uint64_t now, uint32_t want, uint32_t pack
 void lc_uplink_spend(lc_uplink *u, uint64_t now, double bytes);
 /* Nanoseconds until a packet may go; 0: now. */
 uint64_t lc_uplink_delay(const lc_uplink *u, uint64_t now, uint32_t packet_bytes);
-/* Bytes/s that it is known to carry, if this rank has used it of late; else 0. */
+/* Bytes/s that the port's law knows it to carry, if it has been used of late; else 0. */
 double lc_uplink_used(const lc_uplink *u, uint64_t now);
-/* n other hosts send by what is behind it, each at so many bytes/s on average. */
-void lc_uplink_shared(lc_uplink *u, uint32_t n, double mean);
+/* n ranks of the hosts that share what is behind it have told their host's rate, bytes/s. */
+void lc_uplink_shared(lc_uplink *u, uint32_t n, double rate);
 /* Times that the least delays of all paths turned out to be of the past. */
 uint32_t lc_uplink_renewed(const lc_uplink *u);
 

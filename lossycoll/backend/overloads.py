@@ -128,6 +128,9 @@ def long_form(
                 found = _taken(name, (value,), places, names)
                 if found is not None:
                     setattr(options, FIELDS[value], found)
+    if places and not forms.values:
+        wanted, got = forms.options.__name__, type(places[0]).__name__
+        raise TypeError(f"{name}() got options of type {got}, wanted {wanted}")
     if places or names:
         raise TypeError(f"{name}() got {len(places) + len(names)} arguments more than it takes")
     return [[one] for one in first] + [options] if single else [*first, options]

@@ -74,7 +74,9 @@ class PointToPoint:
         reads = not fills or tolerance is not None
         bounce = self._bounce(call, buffer, reads, finish)
         if bounce is not None:
-            buffer, finish = bounce.source, partial(bounce.finish, ())
+            buffer = bounce.source
+            if fills:
+                finish = partial(bounce.finish, ())
         span = None
         if profiler._is_profiler_enabled:
             span = spans.Span(where.group, call, tensors, nbytes(tensor))

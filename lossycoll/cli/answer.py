@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,19 +67,28 @@ def give(
     console = console_of(options)
     console.width = max(console.width, answer.width)
     if options.json:
-        print(json.dumps(answer.data))
+        print(json.dumps(_finite(answer.data)))
     else:
         for one in answer.said:
             # Text is there to be copied.
             is_whole = isinstance(one, Text)
             console.print(one, markup=False, highlight=False, soft_wrap=is_whole)
     if file is not None:
-        save(file, json.dumps(answer.data, indent=1), answer.status)
+        save(file, json.dumps(_finite(answer.data), indent=1), answer.status)
     if picture and answer.draw and (plt := pyplot(Console(stderr=True))) is not None:
         answer.draw(plt, picture)
         plt.close("all")
         console.print(f"picture: {picture}", markup=False, highlight=False)
     return answer.status
+
+
+def _finite(data: Any) -> Any:
+    """The same data, with None for the numbers that JSON has no word for."""
+    if isinstance(data, float):
+        return data if math.isfinite(data) else None
+    if isinstance(data, Mapping):
+        return {key: _finite(value) for key, value in data.items()}
+    return [_finite(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def numbers_table(*columns: str | Column, **how: Any) -> Table:

@@ -270,7 +270,8 @@ def _check(chosen: argparse.Namespace) -> Answer:
 def _clean(chosen: argparse.Namespace) -> Answer:
     killed = leftovers.clean()
     said = [f"ended {one.pid} of laboratory {one.lab}: {one.command}" for one in killed]
-    return Answer([asdict(one) for one in killed], [*said, f"{len(killed)} leftovers"])
+    said.append(f"{len(killed)} leftovers")
+    return Answer([asdict(one) for one in killed], list(map(Text, said)))
 
 
 def _profiles(chosen: argparse.Namespace) -> Answer:
@@ -395,10 +396,13 @@ def network_of(options: argparse.Namespace) -> Network:
         if network.sites == 1:
             raise OptionError("--wan is what is between sites, and there is one; set --sites")
         network = network_io.wan(network, options.wan)
-    for text in (*options.link, *options.port):
-        if ":" not in text:
-            raise OptionError(f"{text!r} isn't WHERE:NAME=N,...")
-        network = _changed(network, text)
+    for texts, place in ((options.link, network_io.pair), (options.port, network_io.host)):
+        for text in texts:
+            where, colon, _ = text.rpartition(":")
+            if not colon:
+                raise OptionError(f"{text!r} isn't WHERE:NAME=N,...")
+            place(where)  # raises OptionError
+            network = _changed(network, text)
     return network
 
 

@@ -141,3 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return status
     print(f"lossycoll {options.command}: {reason}", file=sys.stderr)
     return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

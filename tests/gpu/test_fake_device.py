@@ -190,3 +190,35 @@ def test_a_rank_without_memory_is_an_error_of_all(refused: str) -> None:
     for kind, text in values:
         assert kind in ("EngineError", "AbortedError"), text
         assert "no memory" in text, text
+
+
+def rank_writes(rank: int, world: int) -> tuple[int, int]:
+    """How many copies a device made into a tensor that was sent, and into one that was received."""
+    import torch
+    import torch.distributed as dist
+
+    from tests.support import fake_device
+
+    fake_device.install(seed=rank)
+    init(timeout=20)
+    sent, got = torch.ones(3000), torch.zeros(3000)
+    copied_to, copy = [], fake_device.FakeStream.copy
+
+    def noted(stream: Any, to: torch.Tensor, source: torch.Tensor) -> None:
+        copied_to.append(to.data_ptr())
+        copy(stream, to, source)
+
+    fake_device.FakeStream.copy = noted  # type: ignore[method-assign]
+    works = [dist.isend(sent, 1 - rank), dist.irecv(got, 1 - rank)]
+    for work in works:
+        assert work is not None
+        work.wait()
+    dist.barrier()
+    dist.destroy_process_group()
+    assert (got == 1.0).all()
+    return copied_to.count(sent.data_ptr()), copied_to.count(got.data_ptr())
+
+
+def test_a_send_writes_nothing_to_its_tensor() -> None:
+    """Its work may be retired long after the tensor has been written anew."""
+    assert run_good(rank_writes, 2, {"LOSSYCOLL_LOG": "off"}) == [(0, 1), (0, 1)]

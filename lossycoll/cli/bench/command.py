@@ -19,6 +19,7 @@ from rich.table import Column, Table
 from lossycoll.cli.answer import (
     EXIT_FAILED,
     Answer,
+    Unwritable,
     add_json,
     console_of,
     give,
@@ -110,14 +111,20 @@ def run(options: argparse.Namespace) -> int:
         errors.print(f"lossycoll bench: {row['backend']} is wrong at {human(row['bytes'])}")
     said = [table(results), *labels(results)]
     answer = Answer(results, said, status=EXIT_FAILED if wrong else 0)
-    status = give(answer, options, file=options.out)
+    unsaved = None
+    try:
+        give(answer, options, file=options.out)
+    except Unwritable as error:  # which is no reason to lose the report
+        unsaved = error
     if options.report:
         loss = None
         if options.backend != ("nccl",):  # which has no ranks on the CPU
             with console.status("time against loss") as shown:
                 loss = against_loss(options, config, environment, shown.update)
         report(measured, results, loss, options.report, errors)
-    return status
+    if unsaved is not None:
+        raise unsaved
+    return answer.status
 
 
 def configuration(options: argparse.Namespace) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
+from math import perm
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +39,8 @@ from .watcher import Watcher
 SINGLE_PAYLOAD: Final = 1408
 """Bytes that a packet would carry in a world of one, for those who count blocks."""
 UNEVEN: Final = "all_to_all_uneven"
+MOST_ORDERS: Final = 24
+"""Of the ranks of a call: of so many, each comes again soon enough for its plan to be kept."""
 STEADY: Final = 256
 """Plans that a group finds again without a look at what they are made by."""
 
@@ -279,8 +282,9 @@ class Endpoint:
         by, topology = choice
         if topology is not None:
             options["topology"] = topology
-        # An order is drawn for one operation, and uneven sizes rarely come again.
-        is_fresh = options.get("order") is not None or by.collective == UNEVEN
+        # Of many orders one rarely comes again, and uneven sizes don't either.
+        orders = perm(len(members.ranks), len(options.get("order") or ()))
+        is_fresh = orders > MOST_ORDERS or by.collective == UNEVEN
         return (plan_cache.made if is_fresh else plan_cache.kept)(members, by, *sizes, **options)
 
     def _sum_plan(

@@ -254,8 +254,8 @@ class Operations:
                 planned, call.key, estimator, call_options.options, dtype, scale, timeout,
                 call_options.encoding, operation.notify, not call_options.future,
             )  # fmt: skip
-            # An order was drawn, or weights and packets are like no other's.
-            is_fresh = not steady and (means is not None or blocks is not None)
+            # Weights and packets are like no other's.
+            is_fresh = blocks is not None or means not in (None, BY_COUNT)
             ready = prepare(key, means or BY_COUNT, blocks) if is_fresh else prepared(key)
             if steady and not (self._tracing or call_options.is_ones_own):
                 kept = call_options._replace(keep=None)

@@ -12,7 +12,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from lossycoll.runtime.core.exits import start_thread
 from lossycoll.runtime.core.logfmt import event
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import Where
-from lossycoll.runtime.engine.status_record import Record
+from lossycoll.runtime.engine.status_record import CallRecord, GroupRecord, Record
 
 from .job_status import being, doing, job_of, waiting_in
 
@@ -60,12 +59,15 @@ class HangLog:
             with contextlib.suppress(OSError, ValueError):
                 mine = status_page.read_page(self.page)
                 if self._is_due(mine):
-                    start_thread(partial(self._tell, mine), "lossycoll-waits")
+                    start_thread(self._tell, "lossycoll-waits")
         finally:
             self._lock.release()
 
+    def _waiting(self, record: Record) -> tuple[GroupRecord, CallRecord] | None:
+        return waiting_in([group for group in record.groups if group.number == self.number])
+
     def _is_due(self, record: Record) -> bool:
-        found = waiting_in([group for group in record.groups if group.number == self.number])
+        found = self._waiting(record)
         if found is None:
             self._call = None
             return False
@@ -78,7 +80,15 @@ class HangLog:
         self._due = 2 * call.began
         return True
 
-    def _tell(self, mine: Record) -> None:
+    def _tell(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            mine = status_page.read_page(self.page)
+            found = self._waiting(mine)
+            if found is None or (found[1].op, found[1].seq, found[1].text) != self._call:
+                return  # the call has ended meanwhile
+            event(logging.WARNING, self.where, "waits", **self._fields(mine))
+
+    def _fields(self, mine: Record) -> dict[str, Any]:
         records = [mine]
         with contextlib.suppress(OSError, ValueError):
             records += [one for one in self.job() if one.process != mine.process]
@@ -92,16 +102,13 @@ class HangLog:
                 records.append(record)
         ranks = job_of(mine.session, records)["ranks"]
         now = ranks[mine.process]
-        event(
-            logging.WARNING,
-            self.where,
-            "waits",
-            seq=now["call_number"],
-            call=now["call"],
-            seconds=round(now["call_seconds"] or 0.0, 1),
-            waits_for=",".join(map(str, now["waits_for"])) or "none that is known",
-            because="; ".join(_what(ranks[one], stacks[one]) for one in asked) or NO_RANK_LATE,
-        )
+        return {
+            "seq": now["call_number"],
+            "call": now["call"],
+            "seconds": round(now["call_seconds"] or 0.0, 1),
+            "waits_for": ",".join(map(str, now["waits_for"])) or "none that is known",
+            "because": "; ".join(_what(ranks[one], stacks[one]) for one in asked) or NO_RANK_LATE,
+        }
 
 
 def _what(rank: Mapping[str, Any], stacks: str | None) -> str:

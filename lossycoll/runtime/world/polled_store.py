@@ -234,7 +234,7 @@ class StoreConnection:
             clone.set_timeout(timedelta(seconds=self._seconds))
             bound_answers(port, self._seconds)
             made.set_result(clone)
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # whatever it is, whoever waits hears of it
             made.set_exception(error)
 
 

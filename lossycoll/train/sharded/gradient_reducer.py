@@ -59,10 +59,13 @@ class Compressor:
         self._state = state
         self._collectives = collectives
         self._reduced = False
+        self._sent: set[str] = set()
+        """Gradients sent since the last step: another optimizer may use the same state."""
 
     def start(self, shard: Shard) -> Work:
         """Starts the compressed mean of a bucket, of which ``own_grads`` gets this rank's chunk."""
         keys = self._state.keys(place.parameter for place in shard.places)
+        self._sent.update(keys)
 
         def work() -> None:
             self._state.reduce(keys, [place.grad for place in shard.places], shard.grads, hold=True)
@@ -90,13 +93,15 @@ class Compressor:
     def forget(self) -> None:
         """No step is taken with the last pass."""
         self._reduced = False
-        self._state.discard()
+        self._state.discard(self._sent)
+        self._sent.clear()
 
     def keep(self, unused: Iterable[Tensor]) -> None:
         """A step was taken with the last pass, without ``unused``, of which no rank had a
         gradient: what was sent of their errors is still to come."""
         self._state.discard(self._state.keys(unused))
-        self._state.commit()
+        self._state.commit(self._sent)
+        self._sent.clear()
         self._reduced = False
 
 

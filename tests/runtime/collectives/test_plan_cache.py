@@ -20,6 +20,7 @@ from lossycoll.plan import (
 )
 from lossycoll.plan.registry import COLLECTIVES
 from lossycoll.runtime.collectives import plan_cache
+from lossycoll.runtime.collectives.endpoint import Endpoint
 from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.collectives.plan_cache import REPLANNED, kept, layout_of, sum_layout_of
 from lossycoll.runtime.engine.binding import DType
@@ -48,6 +49,21 @@ def test_plans_are_kept_and_follow_the_members(collective: str) -> None:
         want = leave_out(by.build(4, 2, *sizes, **options), FEWER.ranks)
     assert left == want
     assert left != of_all.plan
+
+
+def test_plans_of_a_few_orders_are_kept_and_those_of_many_are_not() -> None:
+    """Each lossy sum draws one: 4 ranks have 24 of them, and 8 have 40,320."""
+    by = default_algorithm("all_reduce")
+
+    def plan(world: int, order: tuple[int, ...] | None) -> object:
+        members = Members(world, 0, tuple(range(world)))
+        # It looks at nothing of its endpoint.
+        return Endpoint._plan(None, members, (by, None), 4000, 100, order=order)  # type: ignore[arg-type]
+
+    for world, order in ((4, None), (4, (2, 0, 1, 3)), (8, None), (8, (5,))):
+        assert plan(world, order) is plan(world, order)
+    order = (7, 6, 5, 4, 3, 2, 1, 0)
+    assert plan(8, order) is not plan(8, order)
 
 
 def test_only_direct_plans_are_kept_when_ranks_are_lost() -> None:

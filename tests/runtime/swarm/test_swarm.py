@@ -49,6 +49,27 @@ def test_peers_join_by_address_and_see_one_another(stack: ExitStack) -> None:
         second.peers()
 
 
+def test_a_directory_that_opens_while_its_swarm_ends_is_closed(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The member's thread may take over for a peer that leaves at the same time."""
+    first = stack.enter_context(Swarm("127.0.0.1:0", secret=SECRET, name="first"))
+    second = Swarm(join=[first.address], secret=SECRET, name="second")
+    first.wait_for(2, 5.0)
+    member, close = second.member, second.member.close
+    assert second._reserved is not None
+    place = member.address, second._reserved.port
+
+    def open_and_close() -> None:
+        second._open(member, place)
+        close()
+
+    monkeypatch.setattr(member, "close", open_and_close)
+    second.close()
+    assert second._server is not None
+    assert second._server._stop
+
+
 def test_any_interface_is_joined_by_an_address_that_others_can_reach(stack: ExitStack) -> None:
     first = stack.enter_context(Swarm("0.0.0.0:0", secret=SECRET))
     assert not first.address.startswith("0.0.0.0")

@@ -141,6 +141,39 @@ def unused(rank: int, world: int) -> None:
     dist.destroy_process_group()
 
 
+def shared(rank: int, world: int) -> None:
+    """Two optimizers use one memory: what one's step takes or refuses leaves the other's alone."""
+    del world
+    harness.init()
+    models, state = (network(40), network(41)), compressed(start_iter=0)
+    taken, refused = (
+        sharded(one.parameters(), torch.optim.SGD, lr=0.1, compression=state, on_nonfinite="skip")
+        for one in models
+    )
+    for optimizer, model in zip((taken, refused), models, strict=True):
+        learn(optimizer, model, rank, 2)
+    first = state.keys(models[0].parameters())
+
+    def of_first() -> Any:
+        return [{key: one.get(key) for key in first} for one in remembered(state)]
+
+    before = of_first()
+    loss_of(models[0], batch(9, rank)).backward()
+    sent = of_first()
+    assert not equal(sent, before)
+    (loss_of(models[1], batch(9, rank)) * float("inf")).backward()
+    refused.step()
+    refused.zero_grad()
+    torch.testing.assert_close(of_first(), sent, rtol=0, atol=0)
+    taken.zero_grad()  # no step is taken with it either, and it can be undone still
+    torch.testing.assert_close(of_first(), before, rtol=0, atol=0)
+    dist.destroy_process_group()
+
+
+def test_optimizers_that_share_a_memory_undo_their_own_steps_alone() -> None:
+    run_good(shared, WORLD, ENV, timeout=150)
+
+
 def equal(one: Any, other: Any) -> bool:
     try:
         torch.testing.assert_close(one, other, rtol=0, atol=0)

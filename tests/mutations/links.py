@@ -190,8 +190,8 @@ LINKS = (
     mutation(
         "a host sends as fast as another of its site says",
         "native/port.c",
-        "within(port->others_mean / port->rate, 1 / EVEN_MOST, EVEN_MOST)",
-        "within(port->others_mean / port->rate, 1 / EVEN_MOST, 1e6 * EVEN_MOST)",
+        "within(port->others_rate / port->rate, 1 / EVEN_MOST, EVEN_MOST)",
+        "within(port->others_rate / port->rate, 1 / EVEN_MOST, 1e6 * EVEN_MOST)",
         "native:test_port",
     ),
     mutation(

@@ -8,8 +8,8 @@ TRAINING = (
     mutation(
         "a pass that no step takes is remembered",
         "lossycoll/train/sharded/gradient_reducer.py",
-        "self._state.discard()",
-        "self._state.commit()",
+        "self._state.discard(self._sent)",
+        "self._state.commit(self._sent)",
         "tests/train/sharded/test_compression.py"
         "::test_gradients_that_no_step_takes_are_not_remembered",
     ),

@@ -530,10 +530,10 @@ class Options:
         return max(self.deadline_max, 2 * self.liveness)
 
     @property
-    def parity(self) -> tuple[sets.Code, int, float]:
-        """(code, most, max_missing) of parity. Without a fixed code, measured loss decides, and
-        ``most`` bounds the parity packets per 64 packets (else 0). ``max_missing`` is -1 if it
-        isn't set."""
+    def recovery(self) -> tuple[sets.Code, int, float]:
+        """(code, most, max_missing) of recovery by parity. Without a fixed code, measured loss
+        decides, and ``most`` bounds the parity packets per 64 packets (else 0). ``max_missing`` is
+        -1 if it isn't set."""
         missing = -1.0 if isinstance(self.max_missing, str) else self.max_missing
         if isinstance(self.fec, str):
             return sets.NO_PARITY, MOST_PARITY, missing

@@ -130,21 +130,21 @@ def test_a_share_of_parity_is_the_nearest_code() -> None:
         0.5: (64, 31),
         1: (64, 64),
     }
-    assert {share: Options(fec=share).parity for share in codes} == {
+    assert {share: Options(fec=share).recovery for share in codes} == {
         share: (Code(*code), 0, -1.0) for share, code in codes.items()
     }
-    assert Options.from_env({"LOSSYCOLL_FEC": " auto "}).parity == (Code(), 16, -1.0)
+    assert Options.from_env({"LOSSYCOLL_FEC": " auto "}).recovery == (Code(), 16, -1.0)
     with pytest.raises(OptionError, match=r"option fec is 0\.001, wanted 0, 0\.002 to 1, or auto"):
         Options(fec=0.001)
 
 
 def test_parity_is_chosen_to_meet_what_may_be_missing_unless_it_is_given() -> None:
-    assert Options(max_missing=0.03).parity == (Code(), 64, 0.03)
-    assert Options(max_missing=0).parity == (Code(), 64, 0.0)
-    assert Options(max_missing=0.03, fec="auto").parity == (Code(), 16, 0.03)
-    assert Options(max_missing=0.03, fec=0.1).parity == (Code(64, 6), 0, 0.03)
-    assert Options(max_missing=0.03, fec=0).parity == (Code(), 0, 0.03)
-    assert Options(max_missing="none").parity == Options().parity == (Code(), 0, -1.0)
+    assert Options(max_missing=0.03).recovery == (Code(), 64, 0.03)
+    assert Options(max_missing=0).recovery == (Code(), 64, 0.0)
+    assert Options(max_missing=0.03, fec="auto").recovery == (Code(), 16, 0.03)
+    assert Options(max_missing=0.03, fec=0.1).recovery == (Code(64, 6), 0, 0.03)
+    assert Options(max_missing=0.03, fec=0).recovery == (Code(), 0, 0.03)
+    assert Options(max_missing="none").recovery == Options().recovery == (Code(), 0, -1.0)
     assert Options(max_missing=0.03).chooses_rounds
     assert not Options(max_missing=0.03, repair=0).chooses_rounds
     assert not Options().chooses_rounds

@@ -230,7 +230,7 @@ class GroupStats:
 
 def _differs(options: Options) -> bool:
     """True if what is missing, or what it does, differs between runs: it isn't a seed's alone."""
-    measured = options.parity[1] > 0 or options.chooses_rounds
+    measured = options.recovery[1] > 0 or options.chooses_rounds
     return not options.inject or measured or options.estimator == "inverse_probability"
 
 

@@ -118,7 +118,7 @@ class Sequencer:
 
 @lru_cache(maxsize=64)
 def lossy_delivery(options: Options) -> Delivery:
-    code, most_parity, missing = options.parity
+    code, most_parity, missing = options.recovery
     chooses = options.chooses_rounds
     return Delivery(False, 0 if chooses else options.repair, code, most_parity, chooses, missing)
 

@@ -77,7 +77,7 @@ Observer = Callable[[Report, Sequence[Stream]], None]
 @lru_cache(maxsize=64)
 def lossy_text(options: Options) -> str:
     """Delivery of a lossy call as ranks compare it: what differs, their errors name."""
-    code, most_parity, missing = options.parity
+    code, most_parity, missing = options.recovery
     said = ["lossy"]
     if options.repair or options.by_parity_alone:
         said.append(f"repair {options.repair}")

@@ -269,10 +269,10 @@ class DirectoryClient:
                 self._pause(time.monotonic() + delay(random.random()))
         search.close()
         self.malformed += search.malformed
-        self._follow()
+        self._fail_over()
         self.due = True  # a round raises why there is none any more
 
-    def _follow(self) -> None:
+    def _fail_over(self) -> None:
         """Failover: one directory after another, in the order of the directory list, this peer's
         own among them, until the swarm is left."""
         due = time.monotonic()

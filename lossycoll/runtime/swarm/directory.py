@@ -174,7 +174,7 @@ class Directory:
     def _is_settling(self) -> bool:
         return self._settled is not None and self._clock() < self._settled
 
-    def settles(self) -> bool:
+    def has_just_settled(self) -> bool:
         """True if all have just come whose directory this one has taken over, or had the time to.
         Once; of those that turn here meanwhile, some may still be with the directory before."""
         if self._has_settled or not self._took_over or self._settled is None:

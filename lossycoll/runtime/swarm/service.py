@@ -296,7 +296,7 @@ class DirectoryService:
 
     def _tell_present(self) -> None:
         """Tell some peers in each turn who is present: of thousands, the list is long."""
-        if self._directory.settles():
+        if self._directory.has_just_settled():
             here = self._directory.peers.values()
             self._present = protocol.Present(tuple(one.incarnation[:START] for one in here))
             self._unaware = list(self._sessions)

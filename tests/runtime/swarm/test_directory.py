@@ -284,22 +284,22 @@ def test_a_directory_that_has_taken_over_says_once_who_came() -> None:
     for turn in range(2):
         for name, number in (("c", 2), ("a", 0)):
             assert after.come(name, number=number, round=7) == number
-            assert not after.directory.settles()
+            assert not after.directory.has_just_settled()
         after.now += COME - 0.01
-        assert not after.directory.settles()
+        assert not after.directory.has_just_settled()
         if turn:  # others turn here, and may still be in a round with those that don't come
             after.directory.takes(9, 10.0)
             after.now += 9.0
-            assert not after.directory.settles()
+            assert not after.directory.has_just_settled()
         after.now += 1.1
-        assert [after.directory.settles() for _ in range(3)] == [True, False, False]
+        assert [after.directory.has_just_settled() for _ in range(3)] == [True, False, False]
         after.directory.takes(9, 10.0)
-        assert not after.directory.settles()
+        assert not after.directory.has_just_settled()
         for number in (0, 2):
             after.directory.lost(number)
         after.directory.adopt(after.directory.session)
         after.now += 2 * COME
-        assert not after.directory.settles()
+        assert not after.directory.has_just_settled()
 
 
 def test_who_comes_to_those_that_are_there_says_nothing_of_others() -> None:
@@ -308,7 +308,7 @@ def test_who_comes_to_those_that_are_there_says_nothing_of_others() -> None:
     swarm.come("a")
     swarm.come("b", number=5, round=7)
     swarm.now += COME + 0.01
-    assert not swarm.directory.settles()
+    assert not swarm.directory.has_just_settled()
 
 
 def test_a_grid_follows_its_peers() -> None:

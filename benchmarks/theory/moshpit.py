@@ -103,7 +103,7 @@ def _equal(found: dict[str, Any]) -> str:
 def report(found: dict[str, Any], folder: Path) -> None:
     """The tables between the marks of moshpit.md, and the picture."""
     fill(folder / "moshpit.md", tables(found))
-    draw_moshpit(pyplot(Console(stderr=True)), 768, GRID, 0.005, folder / "moshpit.png")
+    draw_moshpit(768, GRID, 0.005, pyplot(Console(stderr=True)), folder / "moshpit.png")
 
 
 def main() -> None:

@@ -12,6 +12,7 @@
 #include <linux/sock_diag.h>
 #include <net/if.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/wait.h>
@@ -403,6 +404,11 @@ static void test_stamps(void) {
     };
     lc_link *link = open_link(0, &calls);
     lc_arrival arrival;
+    if (!(active_of(link) & LC_STAMPS) && getenv("EMULATED")) {
+        printf("test_link    no stamps under an emulator: not tried\n");
+        lc_link_close(link);
+        return;
+    }
     CHECK(active_of(link) & LC_STAMPS);
     test_day = day;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -791,6 +797,10 @@ static void test_forked_child(void) {
 }
 
 static void test_real_kernel(void) {
+    if (getenv("EMULATED")) { /* which doesn't hand on all errors of sockets */
+        printf("test_link    an emulator between it and the kernel: not tried\n");
+        return;
+    }
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {

@@ -401,17 +401,13 @@ STATED = (
     ),
     Stated(
         "performance",
-        rf"with {N} times \({N} times if nothing may be missing\), although .*? takes no more than "
-        rf"{N} of the limit\. .*? drops {N}% of its packets .*? it is {N} times as fast .*? own "
-        rf"bytes is {N} ms, so no more than {N}",
+        rf"takes {N} of the limit\. Eight .*? is reached, with {N} times, but not if nothing may "
+        rf"be missing \({N} times\)\. .*? Of what the ranks need, {N}% is missing",
         lambda: [
+            site("hierarchical", "of it"),
             site("transpose") / site("hierarchical"),
             site("reliable-transpose") / site("reliable-hierarchical"),
-            site("hierarchical", "of it"),
-            site("transpose", "missing"),
-            flat_limit() / site("transpose"),
-            flat_limit(),
-            flat_limit() / site("auto", "limit"),
+            site("hierarchical", "missing"),
         ],
     ),
     Stated(

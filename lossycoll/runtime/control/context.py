@@ -99,7 +99,6 @@ class SharedContext:
         """Returns the context, and with keys its roster, which then admits their callers. OSError:
         the process is short of descriptors."""
         import zmq
-        from zmq.utils import z85
 
         with self._lock:
             if self._context is None:
@@ -107,6 +106,8 @@ class SharedContext:
                 self._context = zmq.Context(io_threads=1)
             try:
                 if keys is not None:
+                    from zmq.utils import z85
+
                     if self._roster is None:
                         self._roster = Roster(self._context)
                     caller = z85.decode(keys.caller.public)

@@ -125,7 +125,8 @@ class MoshpitSGD(Optimizer):
         )
         _check_optimizers(self._inner, model)
         shared = set.intersection(*(set(one.defaults) for one in self._inner))
-        self.defaults = {name: self._inner[0].defaults[name] for name in shared}  # for schedulers
+        # For schedulers.
+        self.defaults: dict[str, Any] = {name: self._inner[0].defaults[name] for name in shared}
         if self._replica.shards and (target_samples or every_seconds):
             raise OptionError(
                 f"target_samples is {target_samples} and every_seconds {every_seconds}, and the "

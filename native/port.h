@@ -50,8 +50,7 @@ typedef struct {
     double tried_found;       /* and the share that it has found so far */
     uint32_t cuts;            /* epochs in a row in which much less was sent, for the queue, */
     double cut_from, shrinks; /* the queue before, and by how much it should be shorter */
-    uint32_t
-        others; /* ranks that have told the rate of a host with which it shares what is behind it */
+    uint32_t others;    /* ranks that have told the rate of a host with which it shares its way */
     uint32_t evened;    /* epochs in which the rate may be more than was found, for them */
     double others_rate; /* bytes/s, on average; both until an epoch ends */
     uint32_t renewed;   /* times that the least delays of all paths turned out to be of the past */

@@ -8,7 +8,7 @@
 #include "message.h"
 #include "silence.h"
 
-static const uint64_t LOOK_NS = 10000000;
+static const uint64_t LOOK_NS = 10000000; /* what a site has told is looked at so often, at most */
 static const uint64_t FAILED_NS = 1000000000; /* what is known for so long isn't told any more */
 /* Of a path's round trip a port believes so much at once, and more only up to so many times the
  * least of its paths. */
@@ -391,8 +391,7 @@ static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, uint32_t
                          .packet = bytes};
 }
 
-/* What ranks of a site have told of its exit, which their hosts share: once each, and at most so
- * often. */
+/* What ranks of a site have told of its exit, which their hosts share, counts once. */
 static void look_at_site(const lc_host *h, lc_interface *via, lc_exit *exit) {
     uint32_t n = 0;
     double sum = 0;

@@ -258,7 +258,6 @@ void lc_uplink_acked(lc_uplink *u, const lc_port_ack *ack) {
     lc_port_ack told = *ack;
     told.sent = u->spent;
     told.held = u->held;
-    u->used_ns = ack->now;
     u->spent = 0;
     u->held = 0;
     int leads = !u->own || look_for_leader(u, ack->now);
@@ -339,7 +338,7 @@ uint32_t lc_uplink_renewed(const lc_uplink *u) {
 }
 
 double lc_uplink_used(const lc_uplink *u, uint64_t now) {
-    if (!u->used_ns || now - u->used_ns > USED_NS)
+    if (now - u->low_at_ns > USED_NS)
         return 0;
     return u->own && !u->leads ? u->known.rate : u->law.rate;
 }

@@ -49,7 +49,6 @@ typedef struct {
     uint64_t low_at_ns;
     uint32_t busy;             /* ranks that have something to send, this one among them, */
     uint64_t counted_ns;       /* as of then */
-    uint64_t used_ns;          /* when the port's law last heard of what left by it */
     uint32_t packet_bytes;     /* of the largest that has gone */
     double moved, taken, sent; /* told, ever */
     double spent;              /* bytes that left since, */

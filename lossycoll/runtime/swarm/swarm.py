@@ -288,9 +288,11 @@ class Swarm:
         atexit.unregister(self.close)
         if self._server is not None and self._member is not None and not self._member.averages_now:
             self._server.serve_on(FIRST_GRACE)
-        # The member's thread may open a directory with what is reserved, until the member is over.
-        for name in ("_member", "_reserved", "_server", "_relay"):
-            if (part := getattr(self, name)) is not None:
+        if self._member is not None:
+            self._member.close()
+        # Until then its thread might open a directory with what is reserved.
+        for part in (self._reserved, self._server, self._relay):
+            if part is not None:
                 part.close()
         self._member = self._reserved = None
 

@@ -1,5 +1,5 @@
-/* Rates and links of a network, as lossycoll/lab/network.py describes them to the switch (lab.h) and
- * to simulations (sim.h). */
+/* Rates and links of a network, as lossycoll/lab/network.py describes them to the switch (lab.h)
+ * and to simulations (sim.h). */
 #ifndef LAB_LINKS_H
 #define LAB_LINKS_H
 

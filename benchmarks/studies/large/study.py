@@ -11,7 +11,6 @@ import argparse
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -158,8 +157,7 @@ class Training:
         return self.replicas.steps >= size.steps
 
     def _loss(self, model: torch.nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
-        cuda = self.device.type == "cuda"
-        with torch.autocast("cuda", torch.bfloat16) if cuda else nullcontext():
+        with torch.autocast(self.device.type, torch.bfloat16):
             logits = model(inputs.to(self.device))
         return next_byte_loss(logits.float(), targets.to(self.device))
 

@@ -158,11 +158,13 @@ def test_the_log_tells_what_a_start_does(
     monkeypatch.setattr(client, "QUIET_SECONDS", 0.1)
     with caplog.at_level("WARNING", "lossycoll"):
         Swarm(f"{HERE}:0", [f"{HERE}:1"], secret=SECRET, name="lost").close()
-        Swarm(f"{HERE}:0", name="here").close()
         said = [one.getMessage() for one in caplog.records]
         assert len(said) == 2, said
         assert re.match(r"peer 'lost': no directory has a swarm yet at 127\.0\.0\.1:1, ", said[0])
         assert said[1] == "peer 'lost' begins a swarm: none of 127.0.0.1:1 has one"
+        # From here on a busy machine's own directory isn't late for those who ask nobody else.
+        monkeypatch.setattr(client, "QUIET_SECONDS", 20.0)
+        Swarm(f"{HERE}:0", name="here").close()
         monkeypatch.setattr(swarm_module, "ip_address", lambda text: ip_address("192.0.2.1"))
         Swarm(f"{HERE}:0", secret=SECRET, name="sealed").close()
         assert len(caplog.records) == 2

@@ -144,8 +144,8 @@ CALLS = (
     mutation(
         "buffers are given back with the result",
         "lossycoll/runtime/core/call.py",
-        "            self.shown = self.shown or code == Code.OK\n",
-        "            self.shown = self.shown or code == Code.OK\n            self.keep = None\n",
+        "self.shown = self.shown or code == Code.OK\n",
+        "self.shown, self.keep = self.shown or code == Code.OK, None\n",
         "tests/runtime/core/test_call.py::"
         "test_a_result_may_come_before_the_end_and_memory_is_kept_until_then",
     ),

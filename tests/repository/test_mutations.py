@@ -20,6 +20,8 @@ def test_a_mutation_fits(mutation: Mutation) -> None:
         text = (ROOT / edit.file).read_text(encoding="utf-8")
         assert text.count(edit.before) == 1, f"{edit.file} has it {text.count(edit.before)} times"
         assert edit.after != edit.before
+        if edit.file.endswith(".py") and len(mutation.edits) == 1:
+            compile(text.replace(edit.before, edit.after), edit.file, "exec")
     kind, _, program = mutation.test.rpartition(":")
     if kind == "native":
         assert (ROOT / "tests" / "native" / f"{program}.c").exists()

@@ -39,7 +39,7 @@ STUDIES: Final[Mapping[str, tuple[str, ...]]] = {
     "few_bytes": (),
     "time_to_loss": (),
     "folding": (),
-    "simulation": ("--pacing", "path"),
+    "simulation": (),
 }
 """Options by study: of which results its page speaks."""
 OF_FILES: Final[Mapping[str, Callable[[Any, Path], object]]] = {

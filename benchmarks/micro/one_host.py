@@ -2,10 +2,10 @@
 
 The backends take turns, a block of calls each, on the same tensors, so that both meet the same
 machine; the order within a round alternates. As in a loop of training, no barrier comes between two
-calls (--apart puts one before each). A time is the mean over the ranks, the median over the calls;
-the first three of a block, in which the other backend's threads are still at work, don't count. CPU
-seconds are of all threads of all ranks, kernel included, over whole blocks. A trip is a tensor that
-is sent to the other rank and back.
+calls (--apart puts one before each, and --compute-ms computing before that). A time is the mean
+over the ranks, the median over the calls; the first three of a block, in which the other backend's
+threads are still at work, don't count. CPU seconds are of all threads of all ranks, kernel
+included, over whole blocks. A trip is a tensor that is sent to the other rank and back.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from rich.table import Table
 
 from benchmarks.common.local_job import run_job
 from benchmarks.common.results import source
+from benchmarks.common.tables import Table as Kept
 from benchmarks.common.tables import fill, markdown, write_json
 from lossycoll.cli.argtypes import human, names, real
 from lossycoll.cli.bench.command import sizes
+from lossycoll.cli.bench.worker import work
 from lossycoll.cli.launcher import EventWriter
 
 BACKENDS = ("lossy", "gloo")
@@ -44,6 +46,14 @@ them."""
 LEAST_ROUNDS = 4
 CPU_GOAL = 0.6
 """Of gloo's CPU seconds."""
+AFTER = Kept(
+    "performance.md",
+    "one-host-after",
+    "ranks | call | size | lossy, us | gloo, us | times gloo's speed | goal | load",
+    keys=3,
+)
+AFTER_GOAL = 2.0
+"""Times gloo's speed, of calls after computing."""
 
 Call = Callable[[], object]
 Block = tuple[list[float], float]
@@ -94,20 +104,20 @@ def cpu_seconds() -> float:
     return time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID)
 
 
-def block(call: Call, calls: int, barrier: Call | None) -> Block:
-    """Times ``calls`` calls. CPU seconds leave out ``barrier``, which comes before each."""
+def block(call: Call, calls: int, first: Call | None) -> Block:
+    """Times ``calls`` calls. CPU seconds leave out ``first``, which comes before each."""
     times, cpu = [], 0.0
     before = cpu_seconds()
     for _ in range(calls):
-        if barrier is not None:
-            barrier()
+        if first is not None:
+            first()
             before = cpu_seconds()
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
-        if barrier is not None:
+        if first is not None:
             cpu += cpu_seconds() - before
-    return times, cpu if barrier is not None else cpu_seconds() - before
+    return times, cpu if first is not None else cpu_seconds() - before
 
 
 def over_ranks(value: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -125,6 +135,11 @@ def measure(
     def barrier() -> None:
         dist.barrier(gloo)
 
+    def first() -> None:
+        work(1e-3 * config["compute_ms"])
+        barrier()
+
+    apart = config["apart"] or config["compute_ms"]
     # Of zeros, so that no sum grows from call to call.
     tensors = torch.zeros(size // 4 // world * world), torch.zeros(size // 4 // world)
     calls = {one: call_of(name, tensors, groups[one]) for one in BACKENDS}
@@ -138,7 +153,7 @@ def measure(
     while not done:
         for one in BACKENDS if turn % 2 else BACKENDS[::-1]:
             barrier()
-            taken, spent = block(calls[one], count, barrier if config["apart"] else None)
+            taken, spent = block(calls[one], count, first if apart else None)
             times[one].append(taken)
             cpu[one] += spent
         turn += 1
@@ -146,9 +161,10 @@ def measure(
         late = dist.get_rank() == 0 and time.perf_counter() - begin > config["seconds"]
         done = turn >= LEAST_ROUNDS and bool(over_ranks(torch.tensor(float(late)), gloo) > 0)
     row: dict[str, Any] = {"ranks": world, "collective": name, "bytes": size}
+    row |= {"goal": AFTER_GOAL} if config["compute_ms"] else {}
     for one in BACKENDS:
         means = over_ranks(torch.tensor(times[one], dtype=torch.float64), gloo) / world
-        counted = means if config["apart"] else means[:, WARM_UP:]
+        counted = means if apart else means[:, WARM_UP:]
         p10, p50 = 1e6 * counted.flatten().quantile(torch.tensor([0.1, 0.5], dtype=counted.dtype))
         row[f"{one}_us"], row[f"{one}_p10_us"] = float(p50), float(p10)
         total = float(over_ranks(torch.tensor(cpu[one]), gloo))
@@ -176,6 +192,11 @@ def speed(row: Mapping[str, Any]) -> float:
     return float(row["gloo_us"] / row["lossy_us"])
 
 
+def wanted(row: Mapping[str, Any]) -> float:
+    """Times gloo's speed: of calls after computing what the row says."""
+    return float(row.get("goal", goal(row["collective"], row["bytes"])))
+
+
 def cpu_share(row: Mapping[str, Any]) -> float:
     """Of gloo's CPU seconds for the same bytes."""
     return float(row["lossy_cpu_us"] / row["gloo_cpu_us"])
@@ -189,7 +210,6 @@ HEADINGS = (
 
 def shown(row: Mapping[str, Any]) -> list[str]:
     """A row's cells, under HEADINGS."""
-    wanted = goal(row["collective"], row["bytes"])
     return [
         str(row["ranks"]),
         row["collective"],
@@ -197,7 +217,7 @@ def shown(row: Mapping[str, Any]) -> list[str]:
         f"{row['lossy_us']:.0f}",
         f"{row['gloo_us']:.0f}",
         f"{speed(row):.2f}",
-        f"{wanted:g}" + ("" if speed(row) >= wanted else ", missed"),
+        f"{wanted(row):g}" + ("" if speed(row) >= wanted(row) else ", missed"),
         f"{row['lossy_cpu_us']:.0f}",
         f"{row['gloo_cpu_us']:.0f}",
         f"{cpu_share(row):.2f}" + ("" if cpu_share(row) <= CPU_GOAL else ", missed"),
@@ -205,9 +225,9 @@ def shown(row: Mapping[str, Any]) -> list[str]:
 
 
 def verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    reached = sum(speed(row) >= goal(row["collective"], row["bytes"]) for row in rows)
+    reached = sum(speed(row) >= wanted(row) for row in rows)
     spared = sum(cpu_share(row) <= CPU_GOAL for row in rows)
-    least = min(rows, key=lambda row: speed(row) / goal(row["collective"], row["bytes"]))
+    least = min(rows, key=lambda row: speed(row) / wanted(row))
     worst = max(rows, key=cpu_share)
     return (
         f"Speed: {reached} of {len(rows)} reach their goals; the one that is furthest from it is "
@@ -236,6 +256,12 @@ def report(found: Mapping[str, Any], folder: Path) -> None:
     write_json(folder / "one-host.json", found)
 
 
+def report_after(rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    """The rows of calls after computing, between their marks of performance.md."""
+    load = f"{os.getloadavg()[0]:.0f}"
+    AFTER.report(folder, [[*shown(row)[:7], load] for row in rows])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     add = parser.add_argument
@@ -244,10 +270,13 @@ def main() -> int:
     add("--collectives", type=names(COLLECTIVES), default=COLLECTIVES, help="(all)")
     add("--seconds", type=real(0.01), default=3.0, help="for each of them and size (%(default)g)")
     add("--apart", action="store_true", help="a barrier, of gloo's, before each call")
+    text = "of computing and a barrier before each call, with a table of their own (%(default)g)"
+    add("--compute-ms", type=real(0), default=0.0, metavar="MS", help=text)
     add("--report", type=Path, help="folder of performance.md, for the table")
     add("--json", action="store_true", help="print the figures instead of a table")
     options = parser.parse_args()
-    config = {name: getattr(options, name) for name in ("sizes", "collectives", "seconds", "apart")}
+    asked = ("sizes", "collectives", "seconds", "apart", "compute_ms")
+    config = {name: getattr(options, name) for name in asked}
 
     def show(row: dict[str, Any]) -> None:
         print(*shown(row), sep="  ", file=sys.stderr, flush=True)
@@ -259,7 +288,9 @@ def main() -> int:
         print(json.dumps(rows))
     else:
         Console(width=130).print(table(rows), verdict(rows))
-    if options.report:
+    if options.report and options.compute_ms:
+        report_after(rows, options.report)
+    elif options.report:
         report({**source(), "rows": rows}, options.report)
     return 0
 

@@ -109,10 +109,14 @@ COLLECTIVES: Final = (
     *("broadcast", "gather", "scatter", "barrier"),
 )
 REDUCTIONS: Final = ("all_reduce", "reduce_scatter", "barrier")
-USUALLY_SIMULATED: Final = 64
+USUALLY_SIMULATED: Final = 32
 """Ranks up to which no host stands for others, where nobody says how many shall."""
 FOLDED_HOSTS: Final = 8
-"""Hosts that stand for more than that; docs/simulate-accuracy.md has what it costs in truth."""
+"""Hosts that stand for more than that, at most; docs/simulate-accuracy.md has what it costs in
+truth."""
+FOLDED_PAIRS: Final = 1024
+"""Simulated hosts times all ranks, at most, down to the fewest hosts that can stand for all: each
+turn of a rank looks at all its peers, which is most of the work."""
 FOLD_ERROR: Final = (0.95, 1.1)
 """Times of all hosts were above this share of the median where some stand for all, and below that
 of the longest call: the last of many hosts ends later than the last of a few, as in another call
@@ -124,7 +128,8 @@ def usual_whole(hosts: int, ranks_per_host: int) -> int | None:
     if hosts * ranks_per_host <= USUALLY_SIMULATED or hosts <= FOLDED_HOSTS:
         return None
     dividing = [n for n in range(2, FOLDED_HOSTS + 1) if hosts % n == 0]
-    return max(dividing, default=None)
+    quick = [n for n in dividing if n * hosts * ranks_per_host <= FOLDED_PAIRS]
+    return max(quick or dividing[:1], default=None)
 
 
 def simulate_collective(

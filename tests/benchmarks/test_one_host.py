@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,15 +41,25 @@ def test_what_misses_its_goal_says_so() -> None:
     assert "0.70" in verdict
 
 
+def test_calls_after_computing_have_a_table_and_a_goal_of_their_own(tmp_path: Path) -> None:
+    page = tmp_path / one_host.AFTER.page
+    page.write_text("<!-- one-host-after: begin -->\n<!-- one-host-after: end -->\n")
+    rows = [row(goal=2.0), row(goal=2.0, ranks=4, gloo_us=190.0)]
+    one_host.report_after(rows, tmp_path)
+    two, four = page.read_text().splitlines()[4:6]
+    assert two.startswith("| 2 | all_reduce | 1 MiB | 100 | 310 | 3.10 | 2 | ")
+    assert four.startswith("| 4 | all_reduce | 1 MiB | 100 | 190 | 1.90 | 2, missed | ")
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("apart", [False, True])
-def test_backends_take_turns(apart: bool) -> None:
-    config = {"sizes": (4096,), "seconds": 0.01, "apart": apart}
+@pytest.mark.parametrize(("apart", "compute_ms"), [(False, 0), (True, 0), (False, 1)])
+def test_backends_take_turns(apart: bool, compute_ms: float) -> None:
+    config = {"sizes": (4096,), "seconds": 0.01, "apart": apart, "compute_ms": compute_ms}
     chosen = ("all_reduce", "barrier", "trip")
     rows = run_job("benchmarks.micro.one_host", {**config, "collectives": chosen}, 2)
     assert [found["collective"] for found in rows] == list(chosen)
     for found in rows:
-        counted = one_host.BLOCK_CALLS[0] - (0 if apart else one_host.WARM_UP)
+        counted = one_host.BLOCK_CALLS[0] - (0 if apart or compute_ms else one_host.WARM_UP)
         assert found["calls"] >= one_host.LEAST_ROUNDS * counted
         for name in one_host.BACKENDS:
             assert 0 < found[f"{name}_p10_us"] <= found[f"{name}_us"]

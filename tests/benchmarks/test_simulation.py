@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ def run(milliseconds: float, missing: float) -> dict[str, Any]:
     """The first calls don't count: they are far slower, and lose all."""
     seconds = [99.0] * SETTLE + [1e-3 * milliseconds] * (CALLS - SETTLE)
     return {
+        "sent": 9000,
         "seconds": seconds,
         "missing": [1.0] * SETTLE + [missing] * (CALLS - SETTLE),
         "wakes_late_ms": 0.5,
@@ -30,11 +32,21 @@ def test_the_table_has_medians_of_both_and_the_error(tmp_path: Path) -> None:
     figures = {"laboratory": [run(100, 0.02), run(120, 0.04)], "simulated": [run(99, 0.03)]}
     page = tmp_path / "simulate-accuracy.md"
     page.write_text("<!-- laboratory: begin -->\n<!-- laboratory: end -->\n")
-    study.report([Result(CELLS[0].settings, figures)], tmp_path)
-    row = page.read_text().splitlines()[4]
-    assert row == (
-        "| 2 hosts, 100 Mbit/s, 10 ms, 4 MiB | 110 (100 to 120) | 99 | -10% | 3.00% | 3.00% | 0.5 |"
+    far = {"laboratory": [run(100, 0.02)], "simulated": [run(111, 0.03)]}
+    path = replace(CELLS[1], pacing="path")
+    results = [Result(path.settings, far), Result(CELLS[0].settings, figures)]
+    study.report(results, tmp_path)
+    lines = page.read_text().splitlines()
+    assert lines[4] == (
+        "| 2 hosts, 100 Mbit/s, 10 ms, 4 MiB | port | 110 (100 to 120) | 99 | -10% "
+        "| 3.00% | 3.00% | 0.5 |"
     )
+    assert "| path | 100 (100 to 100) | 111 | +11% | 2.00% | 3.00% |" in lines[5]
+    port, other = (text for text in lines if text.startswith("With"))
+    assert "`pacing=port`, 1 of 1 networks have times within 10%" in port
+    assert "12), and 1 a missing share within the counting error" in port
+    assert "`pacing=path`, 0 of 1" in other
+    assert "and 0 a missing" in other
     assert (tmp_path / "simulation.json").exists()
 
 

@@ -87,6 +87,14 @@ def test_the_report_compares_with_the_faster_gloo() -> None:
     assert "| `home` | 4 | 198 s | 20 s (lossy) |" in report.caption(found)
 
 
+def test_losses_are_summed_by_network_over_the_runs_of_lossy() -> None:
+    counts = {"packets": 1000, "lost": 10, "queues": 2}
+    counted = [replace(one, figures={**one.figures, "network": counts}) for one in (FAST, WORSE)]
+    other = replace(SLOW, figures={**SLOW.figures, "network": counts})  # gloo's
+    table = report.losses([*counted, other, CUT]).splitlines()
+    assert table[2:] == ["| `home` | 2 | 2,000 | 1.00% | 4 |"]
+
+
 def test_a_median_needs_every_seed() -> None:
     assert report.median([1.0, 5.0, 2.0]) == 2.0
     assert report.median([1.0, None, 2.0]) is None

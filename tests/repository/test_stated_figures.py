@@ -133,6 +133,16 @@ def slow(*of: tuple[int, range]) -> list[float]:
 SLOW, FAST = range(20, 101), range(1000, 1001)
 
 
+def of_limit(hosts: int) -> list[float]:
+    """Lossy's loop over bytes and delays of two phases of 10 ms, by rate, of clean links."""
+    found = [row for row in rows("performance#slow-links") if int(row["hosts"]) == hosts]
+    return [
+        number(row["lossy, loop"])
+        / (2 * (hosts - 1) / hosts * number(row["size"]) * 8.388608e3 / int(row["Mbit/s"]) + 20)
+        for row in found
+    ]
+
+
 def clean(call: str) -> list[float]:
     """The least and the most of gloo's bandwidth, as the verdict has them."""
     page = text("performance")
@@ -309,6 +319,11 @@ STATED = (
         f"links of 20 to 100 Mbit/s .*? {N} to {N} times gloo's speed with up to 4 hosts. With 8 "
         f"hosts it has {N} to {N} times. With 4 hosts at 1 Gbit/s it has {N} to {N} times",
         lambda: [*slow((2, SLOW), (4, SLOW)), *slow((8, SLOW)), *slow((4, FAST))],
+    ),
+    Stated(
+        "performance",
+        f"In a loop they take {N}, {N} and {N} times at 20, 50 and 100 Mbit/s, and {N}% is missing",
+        lambda: [*of_limit(8), at("performance#slow-links", "8", "100", "missing")],
     ),
     Stated(
         "README",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -290,10 +292,30 @@ def test_hosts_that_are_not_alike_stand_for_nobody(
         simulate_collective(network, **{"nbytes": MIB, "hosts": 8, **how})
 
 
+PEAK = """
+import resource
+from tests.simulate.test_collective import MIB, QUIET, simulate_collective
+assert not simulate_collective(QUIET, 25 * MIB, hosts=64, calls=1, settle=0).failed
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.long
+def test_64_whole_hosts_take_less_than_4_gib() -> None:
+    command = [sys.executable, "-c", PEAK]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert int(done.stdout) << 10 < 4 << 30
+
+
 def test_how_many_hosts_stand_for_all() -> None:
-    assert usual_whole(64, 1) is None
-    assert usual_whole(1024, 1) == 8
-    assert usual_whole(64, 8) == 8
+    assert usual_whole(32, 1) is None
+    assert usual_whole(8, 8) is None
+    assert usual_whole(64, 1) == 8
+    assert usual_whole(128, 1) == 8
+    assert usual_whole(256, 1) == 4
+    assert usual_whole(1024, 1) == 2
+    assert usual_whole(64, 8) == 2
+    assert usual_whole(999, 1) == 3
     assert usual_whole(100, 1) == 5
     assert usual_whole(101, 1) is None
 

@@ -1,4 +1,4 @@
-"""time-to-target.json, the picture, and what stands between the marks of README and performance.md.
+"""time-to-target.json, the picture, and the tables of README, performance.md and quality.md.
 
 The loss to reach is one for all networks and variants: within ``NEAR`` of what gloo, which loses
 nothing, ends with, for the seed that ends highest. A variant that doesn't reach it says so.
@@ -25,7 +25,7 @@ from .runs import PROFILES, REFERENCES, VARIANTS, Run
 
 Curve = Sequence[tuple[float, int, float]]
 NEAR = 1.01
-NAME = "time-to-target"
+NAME, LOSSES = "time-to-target", "self-made-loss"
 ACROSS = 2
 """Panels of the picture in a row."""
 COLOURS = dict(
@@ -154,6 +154,27 @@ def table(found: Mapping[str, Any]) -> str:
     return markdown([*head, "seconds for all steps", "loss at the end", "MiB"], rows)
 
 
+def losses(entries: Sequence[Result]) -> str:
+    """Where lossy's runs lost packets: a row for each network, over all of its runs."""
+    rows = []
+    for profile in PROFILES:
+        of = [
+            one.figures["network"]
+            for one in entries
+            if one.settings["profile"] == profile
+            and one.settings["variant"] not in REFERENCES
+            and "network" in one.figures
+        ]
+        if of:
+            packets, lost, queues = (
+                sum(one[name] for one in of) for name in ("packets", "lost", "queues")
+            )
+            share = f"{lost / packets:.2%}"
+            rows.append([f"`{profile}`", f"{len(of)}", f"{packets:,}", share, f"{queues:,}"])
+    head = ["network", "runs", "packets", "lost by its links", "dropped by hosts' full queues"]
+    return markdown(head, rows)
+
+
 def _mib(sent: Sequence[float]) -> float:
     return statistics.fmean(sent) / 2**20
 
@@ -210,6 +231,7 @@ def write(entries: Sequence[Result], folder: Path) -> str:
     text = table(found)
     publish(folder, NAME, found, "performance.md", {NAME: text}, partial(draw, found), indent=None)
     fill(folder.resolve().parent / "README.md", {NAME: caption(found)})
+    fill(folder / "quality.md", {LOSSES: losses(entries)})
     return text
 
 

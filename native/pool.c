@@ -4,16 +4,20 @@
 #include <stdlib.h>
 
 void *lc_pool_take(lc_pool *pool, pthread_mutex_t *lock, size_t need, size_t *got) {
-    void *block = NULL;
+    void *block = NULL, *old = NULL;
     pthread_mutex_lock(lock);
     for (int i = 0; i < LC_POOL_BLOCKS && !block; i++) {
         if (pool->block[i] && pool->bytes[i] >= need && pool->bytes[i] / 4 <= need + 65536) {
             block = pool->block[i];
             *got = pool->bytes[i];
             pool->block[i] = NULL;
+        } else if (pool->block[i] && pool->aged[i] > 1 && !old) {
+            old = pool->block[i];
+            pool->block[i] = NULL;
         }
     }
     pthread_mutex_unlock(lock);
+    free(old);
     if (!block) {
         *got = need;
         block = malloc(need);
@@ -40,14 +44,15 @@ void lc_pool_give(lc_pool *pool, pthread_mutex_t *lock, void *block, size_t byte
     free(out);
 }
 
-void lc_pool_age(lc_pool *pool, pthread_mutex_t *lock) {
+void lc_pool_age(lc_pool *pool, pthread_mutex_t *lock, int frees) {
     void *out[LC_POOL_BLOCKS];
     pthread_mutex_lock(lock);
     for (int i = 0; i < LC_POOL_BLOCKS; i++) {
-        out[i] = pool->aged[i] ? pool->block[i] : NULL;
+        out[i] = frees && pool->aged[i] ? pool->block[i] : NULL;
         if (out[i])
             pool->block[i] = NULL;
-        pool->aged[i] = pool->block[i] != NULL;
+        else
+            pool->aged[i] = pool->aged[i] ? 2 : 1;
     }
     pthread_mutex_unlock(lock);
     for (int i = 0; i < LC_POOL_BLOCKS; i++)

@@ -315,12 +315,13 @@ static void tick_path(lc_host *h, lc_path *p, uint64_t *next) {
     }
 }
 
-/* To free takes time: not while something is under way. */
+/* To free takes time: while packets come, who submits the next operation does it. */
 static void tick_pool(lc_host *h) {
-    if (h->active || h->now - h->pool_aged_ns < POOL_AGE_NS)
+    if (h->now - h->pool_aged_ns < POOL_AGE_NS)
         return;
     h->pool_aged_ns = h->now;
-    lc_pool_age(&h->pool, &h->pool_lock);
+    int still = !h->active || h->now - h->busy_ns >= QUIET_AFTER_NS;
+    lc_pool_age(&h->pool, &h->pool_lock, still);
 }
 
 void lc_tick(lc_host *h) {

@@ -91,7 +91,7 @@ def run(command: Sequence[str], folder: Path, timeout: float) -> Run:
     """Runs a command in a session of its own, so that whatever it starts ends with it."""
     begin = time.monotonic()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("LOSSYCOLL_")}
-    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(folder)}
+    environment |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(folder), "CHECK_FIRST": "1"}
     with subprocess.Popen(
         command,
         cwd=folder,

@@ -125,10 +125,16 @@ def test_ranks_of_one_machine_share_it() -> None:
     ],
 )
 def test_labels_and_links_set_ranks_of_one_machine_apart(
-    options: list[dict[str, str]], hosts: tuple[int, ...], sites: tuple[int, ...]
+    options: list[dict[str, str]],
+    hosts: tuple[int, ...],
+    sites: tuple[int, ...],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Labels say so, and nothing is logged; a link says why."""
+    caplog.set_level(logging.INFO, "lossycoll")
     found = meet([Options(**one) for one in options])
     assert (found.topology.hosts, found.topology.sites) == (hosts, sites)
+    assert bool(caplog.records) == any("link" in one for one in options), caplog.text
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tests.support.failure_cases import CALM, catch
-from tests.support.harness import init, run_good
+from tests.support.harness import Ranks, init, note, run_good
 
 TIMEOUT = 60.0
 """Seconds: of every call, where nothing else ends it."""
@@ -96,3 +100,59 @@ def test_a_group_can_be_ended_in_a_handler_or_a_thread_while_a_call_waits() -> N
     took = {name: ending for name, _, ending, _ in seen}
     # In a handler nothing is left to wait for, but the frame below it.
     assert took["handler destroy collective"] < 0.5 * took["thread destroy message"], took
+
+
+def rank_ended_by_a_signal(rank: int, world: int) -> None:
+    """Its handler ends the job's group or makes a call, and then the process."""
+    import torch
+    import torch.distributed as dist
+
+    init(timeout=TIMEOUT)
+    how = os.environ["HANDLER"]
+
+    def end(*_: object) -> None:
+        dist.destroy_process_group() if how == "destroy" else dist.all_reduce(torch.ones(1))
+        sys.exit(143)
+
+    signal.signal(signal.SIGTERM, end)
+    dist.barrier()
+    if how == "call as one is submitted" and rank == 0:
+        group: Any = dist.group.WORLD
+        engine = group._endpoint.operations._engine
+        submit = engine.submit
+
+        def interrupted(*given: Any) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            submit(*given)
+
+        engine.submit = interrupted
+    note("calls")
+    while how != "destroy" or rank == 0:
+        dist.all_reduce(torch.ones(100_000))
+    time.sleep(TIMEOUT)
+
+
+@pytest.mark.parametrize("how", ["destroy", "call", "call as one is submitted"])
+def test_a_signals_handler_ends_the_process_or_makes_a_call(how: str) -> None:
+    """A call in it takes its turn among those of the other rank, whatever they are."""
+    with Ranks(rank_ended_by_a_signal, 2, {**CALM, "HANDLER": how}) as ranks:
+        for rank in range(2):
+            ranks.wait_for(rank, "calls")
+        if how == "destroy":
+            ranks.wait_until_still(0)
+        if how != "call as one is submitted":
+            for rank in range(2):
+                begin = ranks.signal(rank, signal.SIGTERM)
+        else:
+            begin = time.monotonic()
+        outcomes = ranks.collect(2 * TIMEOUT)
+        took = time.monotonic() - begin
+    assert took < (PROMPT if how == "destroy" else TIMEOUT), outcomes
+    errors = {"PeerLostError", "AbortedError", "MismatchError", "EngineError"}
+    for outcome in outcomes:
+        if how == "destroy":
+            assert (outcome.error, outcome.text) == ("SystemExit", "143"), str(outcome)
+        assert outcome.error in {"SystemExit", *errors}, str(outcome)
+        assert outcome.code == 1, str(outcome)
+    if how == "call as one is submitted":
+        assert "a signal's handler makes it on top of a call" in outcomes[0].text, outcomes[0]

@@ -37,8 +37,9 @@ def _six(address: str) -> str:
 class Routed:
     """Two hosts with interfaces of one MTU, and between their routers a link of a smaller one.
 
-    ``on_loopback``: each host's address is a /32 of ``lo``, as on routed fabrics. ``silent``: the
-    routers say nothing of what they drop (ICMP). ``six``: all addresses are of IPv6.
+    ``on_loopback``: each host's address is one of ``lo`` (/32, /128), as on routed fabrics.
+    ``silent``: the routers say nothing of what they drop (ICMP). ``six``: all addresses are of
+    IPv6.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class Routed:
         family, own, length = ("-6", _six, "64") if six else ("-4", str, "24")
         self.hosts = [f"lossycoll{os.getpid()}{side}" for side in "ab"]
         self._routers = [f"{name}r" for name in self.hosts]
-        self.addresses = ON_LOOPBACK if on_loopback else tuple(map(own, ENDS))
+        self.addresses = tuple(map(own, ON_LOOPBACK if on_loopback else ENDS))
         for name in (*self.hosts, *self._routers):
             _run("ip", "netns", "add", name)
             undo.callback(_run, "ip", "netns", "del", name)
@@ -74,20 +75,21 @@ class Routed:
                 _run("ip", "-n", name, "link", "set", device, "mtu", str(mtu))
             route = ["default", "via", own(gate)]
             if on_loopback:
-                _run("ip", "-n", host, "addr", "add", f"{ON_LOOPBACK[i]}/32", "dev", "lo")
-                route += ["src", ON_LOOPBACK[i]]
-                _run("ip", "-n", router, "route", "add", f"{ON_LOOPBACK[i]}/32", "via", ENDS[i])
+                place = f"{self.addresses[i]}/{128 if six else 32}"
+                _run("ip", "-n", host, "addr", "add", place, "dev", "lo")
+                route += ["src", self.addresses[i]]
+                _run("ip", family, "-n", router, "route", "add", place, "via", own(ENDS[i]))
             _run("ip", family, "-n", host, "route", "add", *route)
             far = ["default", "via", own(BETWEEN[1 - i])]
             _run("ip", family, "-n", router, "route", "add", *far)
             forward = "net.ipv6.conf.all.forwarding=1" if six else "net.ipv4.ip_forward=1"
             _inside(router, "sysctl", "-qw", forward)
             if silent:
-                _inside(router, "nft", "add table ip quiet")
+                _inside(router, "nft", "add table inet quiet")
                 chain = "{ type filter hook output priority 0; policy accept; }"
-                _inside(router, "nft", f"add chain ip quiet out {chain}")
-                rule = "icmp type destination-unreachable drop"
-                _inside(router, "nft", f"add rule ip quiet out {rule}")
+                _inside(router, "nft", f"add chain inet quiet out {chain}")
+                for what in ("icmp type destination-unreachable", "icmpv6 type packet-too-big"):
+                    _inside(router, "nft", f"add rule inet quiet out {what} drop")
 
     def _join(self, one: str, port: str, other: str, its_port: str) -> None:
         ends = ("type", "veth", "peer", "name", its_port, "netns", other)
@@ -95,10 +97,10 @@ class Routed:
         _run("ip", "-n", one, "link", "set", port, "up")
         _run("ip", "-n", other, "link", "set", its_port, "up")
 
-    def carry(self, mtu: int) -> None:
-        """Sets the MTU between the routers."""
-        for router in self._routers:
-            _run("ip", "-n", router, "link", "set", "far", "mtu", str(mtu))
+    def carry(self, mtu: int, by: str = "far") -> None:
+        """Sets the MTU between the routers, or of the hosts' interfaces (``by``: ``cable``)."""
+        for name in self._routers if by == "far" else self.hosts:
+            _run("ip", "-n", name, "link", "set", by, "mtu", str(mtu))
 
     def too_large(self) -> int:
         """Packets that a router has dropped for their size."""
@@ -209,12 +211,13 @@ CASES = (
     (1500, 1280),
     (1500, 1280, False, True),
     (1500, 1280, False, False, True),
+    pytest.param((1500, 1420, True, False, True), marks=pytest.mark.long),
+    pytest.param((1500, 1280, False, True, True), marks=pytest.mark.long),
 )
+NAMES = ("jumbo", "loopback", "usual", "silent", "six", "loopback-six", "silent-six")
 
 
-@pytest.mark.parametrize(
-    "routed", CASES, indirect=True, ids=["jumbo", "loopback", "usual", "silent", "six"]
-)
+@pytest.mark.parametrize("routed", CASES, indirect=True, ids=NAMES)
 def test_calls_work_where_a_router_carries_less(
     routed: Routed, request: pytest.FixtureRequest
 ) -> None:
@@ -228,17 +231,21 @@ def test_calls_work_where_a_router_carries_less(
         _is_said_once(rank, seen, mtu, carries)
 
 
-@pytest.mark.parametrize("routed", [(1500, 1500, False, True)], indirect=True)
-def test_calls_work_after_a_router_carries_less(routed: Routed, tmp_path: Path) -> None:
+@pytest.mark.parametrize("routed", [(1500, 1500, False, True)], indirect=True, ids=[""])
+@pytest.mark.parametrize("device", ["far", "cable"], ids=["router", "interface"])
+def test_calls_work_after_a_router_carries_less(
+    device: str, routed: Routed, tmp_path: Path
+) -> None:
+    """Or the hosts' own interfaces, whose kernels refuse what is larger."""
     fallen = tmp_path / "fallen"
     with _ranks(routed, FALLEN=str(fallen)) as ranks:
         for rank in range(2):
             ranks.wait_for(rank, "calls")
         assert routed.too_large() == 0
-        routed.carry(1280)
+        routed.carry(1280, device)
         fallen.touch()
         outcomes = ranks.collect(90)
-    assert routed.too_large() > 0
+    assert (routed.too_large() > 0) == (device == "far")
     for rank, seen in enumerate(good(outcomes)):
         assert seen.right
         assert seen.missing[0] == sum(seen.missing[-4:]) == 0

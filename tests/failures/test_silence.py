@@ -6,7 +6,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,8 @@ from tests.support.sharded_cases import network, sharded
 from tests.support.waiting import until
 
 WORLD, FLOATS, CALLS = 3, 100_000, 4
+FROM, TO = 1, 2
+"""``silence`` of a peer in stats()."""
 DEADLINE, LIVENESS = 1.0, 3.0
 TIMEOUT = 50.0
 ENV = {
@@ -76,29 +78,33 @@ def await_figures(silent: bool) -> None:
     time.sleep(LIVENESS / 4)
 
 
-def use(rank: int, world: int, both: bool) -> Seen:
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def use(rank: int, world: int, deaf: Mapping[int, int]) -> Seen:
+    """``deaf``: whom a rank doesn't hear."""
     init(TIMEOUT)
     kept, seen = Kept(), Seen()
     logging.getLogger("lossycoll").addHandler(kept)
     logging.getLogger("lossycoll").setLevel(logging.INFO)
     store = dist.distributed_c10d._get_default_store()
-    ports = [int(peer.address.rpartition(":")[2]) for peer in lossycoll.stats().peers]
     for _ in range(3):
         call([])
     dist.barrier()
-    deaf = {1: [2], 2: [1]} if both else {2: [1]}
-    if rank in deaf:
-        seen.filtered = drop_from([ports[peer] for peer in deaf[rank]])
+    unheard = [port_of(lossycoll.stats().peers[deaf[rank]].address)] if rank in deaf else []
+    if unheard:
+        seen.filtered = drop_from(unheard)
     store.set(f"deaf{rank}", "1")
     store.wait([f"deaf{one}" for one in range(world)])
     for _ in range(CALLS):
         seen.seconds.append(call(seen.missing))
-    await_figures(rank > 0)
+    await_figures(rank in {*deaf, *deaf.values()})
     seen.silence = [peer.silence for peer in lossycoll.stats().peers]
     seen.link_loss = [peer.link_loss for peer in lossycoll.stats().peers]
     store.set(f"seen{rank}", "1")
     store.wait([f"seen{one}" for one in range(world)])
-    if rank in deaf:
+    if unheard:
         drop_from([])
     store.set(f"healed{rank}", "1")
     store.wait([f"healed{one}" for one in range(world)])
@@ -106,8 +112,8 @@ def use(rank: int, world: int, both: bool) -> Seen:
         call(seen.healed)
     await_figures(False)
     dist.barrier()
-    if rank in deaf:
-        drop_from([ports[peer] for peer in deaf[rank]])
+    if unheard:
+        drop_from(unheard)
     begin = time.monotonic()
     with lossycoll.reliable():
         seen.caught = catch(lambda: [dist.all_reduce(torch.ones(FLOATS)) for _ in range(3)])
@@ -117,58 +123,76 @@ def use(rank: int, world: int, both: bool) -> Seen:
 
 
 def use_both(rank: int, world: int) -> Seen:
-    return use(rank, world, True)
+    return use(rank, world, {1: 2, 2: 1})
 
 
 def use_one(rank: int, world: int) -> Seen:
-    return use(rank, world, False)
+    return use(rank, world, {2: 1})
 
 
-def check_job(found: list[Seen], both: bool) -> None:
+def use_hosts(rank: int, world: int) -> Seen:
+    """Ranks 1 and 3 hold the same half of what their hosts add up."""
+    return use(rank, world, {3: 1})
+
+
+def check_job(found: list[Seen], both: bool, pair: tuple[int, int], lacking: set[int]) -> None:
+    """``lacking``: ranks that miss packets; what one lacks it can't hand on within its host."""
+    one, other = pair
     for rank, seen in enumerate(found):
-        assert bool(seen.filtered) == (rank == 2 or (both and rank == 1))
-        assert (sum(seen.missing) > 0) == (rank > 0), seen.missing
+        assert bool(seen.filtered) == (rank == other or (both and rank == one))
+        assert (sum(seen.missing) > 0) == (rank in lacking), seen.missing
         assert seen.seconds[0] < DEADLINE + SLACK
         # Each of those that follow waited for the whole deadline once.
         assert sum(seen.seconds[1:]) < (CALLS - 1) * DEADLINE, seen.seconds
         assert seen.healed[-1] == 0, seen.healed
         assert seen.error_after < 2 * LIVENESS + SLACK
-    from_1, to_2 = (1 if both else 2), (2 if not both else 1)
-    assert found[0].silence == [0, 0, 0]
-    assert found[1].silence == [0, 0, from_1 if both else to_2]
-    assert found[2].silence == [0, 1, 0]
-    assert found[1].link_loss[2] == found[2].link_loss[1] == 1.0
+    silence = [[0] * len(found) for _ in found]
+    silence[one][other] = FROM if both else TO
+    silence[other][one] = FROM
+    assert [seen.silence for seen in found] == silence
+    assert found[one].link_loss[other] == found[other].link_loss[one] == 1.0
 
 
-def check_lines(seen: Seen, rank: int, text: str) -> None:
-    warned = [
-        line for level, line in seen.lines if level == "WARNING" and f" rank {3 - rank} " in line
-    ]
-    assert len(warned) == 1, seen.lines
-    for part in (f"rank {rank}/3: ", text, "does a firewall drop UDP", "LOSSYCOLL_PORT_RANGE"):
+def check_lines(found: list[Seen], rank: int, peer: int, text: str) -> None:
+    lines = found[rank].lines
+    warned = [line for level, line in lines if level == "WARNING" and f" rank {peer} " in line]
+    assert len(warned) == 1, lines
+    text = f"{text}rank {peer} (127.0.0.1:"
+    who = f"rank {rank}/{len(found)}: "
+    for part in (who, text, "does a firewall drop UDP", "LOSSYCOLL_PORT_RANGE"):
         assert part in warned[0], warned[0]
-    assert any("again" in line for level, line in seen.lines if level == "INFO"), seen.lines
+    assert any("again" in line for level, line in lines if level == "INFO"), lines
 
 
 def test_a_link_that_is_dead_both_ways_is_said_once_and_costs_one_deadline() -> None:
     found = good(run_ranks(use_both, WORLD, ENV, 60))
-    check_job(found, True)
-    check_lines(found[1], 1, "nothing comes from rank 2 (127.0.0.1:")
-    check_lines(found[2], 2, "nothing comes from rank 1 (127.0.0.1:")
+    check_job(found, True, (1, 2), {1, 2})
+    check_lines(found, 1, 2, "nothing comes from ")
+    check_lines(found, 2, 1, "nothing comes from ")
     assert {seen.caught.kind for seen in found if seen.caught} <= {"LinkError", "AbortedError"}
     assert any(seen.caught and seen.caught.kind == "LinkError" for seen in found)
 
 
 @pytest.mark.long
-def test_a_direction_that_is_dead_is_named_by_both_ends() -> None:
-    found = good(run_ranks(use_one, WORLD, ENV, 60))
-    check_job(found, False)
-    check_lines(found[1], 1, "rank 2 (127.0.0.1:")
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_a_direction_that_is_dead_is_named_by_both_ends(hosts: int) -> None:
+    """Of two hosts, whose ranks add up among themselves first, it is dead between two holders."""
+    if hosts == 1:
+        other, lacking = 2, {1, 2}
+        found = good(run_ranks(use_one, WORLD, ENV, 60))
+    else:
+        other, lacking = 3, {0, 1, 2, 3}
+        shared = {name: value for name, value in ENV.items() if name != "LOSSYCOLL_LINK"}
+        names = {rank: {"LOSSYCOLL_HOST": "ab"[rank // 2]} for rank in range(4)}
+        found = good(run_ranks(use_hosts, 4, shared, 60, per_rank=names))
+    check_job(found, False, (1, other), lacking)
+    check_lines(found, 1, other, "")
     assert any("hears nothing of this rank" in line for _, line in found[1].lines)
-    check_lines(found[2], 2, "nothing comes from rank 1 (127.0.0.1:")
+    check_lines(found, other, 1, "nothing comes from ")
     text = " ".join(seen.caught.text for seen in found if seen.caught)
-    assert re.search(r"the link from rank 1 \(127.0.0.1:\d+\) to rank 2 \(127.0.0.1:", text)
-    assert "the link from rank 2" not in text
+    link = rf"the link from rank 1 \(127.0.0.1:\d+\) to rank {other} \(127.0.0.1:"
+    assert re.search(link, text)
+    assert f"the link from rank {other}" not in text
 
 
 # ---- methods that need the link ----
@@ -224,7 +248,7 @@ def train(rank: int, world: int) -> dict[str, Caught]:
     models = {name: network() for name in METHODS}
     step = {name: METHODS[name](models[name], groups[name]) for name in METHODS}
     store = dist.distributed_c10d._get_default_store()
-    ports = [int(peer.address.rpartition(":")[2]) for peer in lossycoll.stats().peers]
+    ports = [port_of(peer.address) for peer in lossycoll.stats().peers]
     ended: dict[str, Caught] = {}
 
     def steps(name: str) -> None:

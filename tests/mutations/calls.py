@@ -172,6 +172,20 @@ CALLS = (
         "native:test_small",
     ),
     mutation(
+        "memory that none wants is kept while anything is under way",
+        "native/timers.c",
+        "    if (h->now - h->pool_aged_ns < POOL_AGE_NS)",
+        "    if (h->active || h->now - h->pool_aged_ns < POOL_AGE_NS)",
+        "native:test_small",
+    ),
+    mutation(
+        "memory that none wants is kept while packets come",
+        "native/pool.c",
+        "pool->aged[i] > 1 && !old",
+        "pool->aged[i] > 2 && !old",
+        "native:test_small",
+    ),
+    mutation(
         "an operation ends while a link reads its memory",
         "native/operations.c",
         "!op->reporting && !op->runs;",

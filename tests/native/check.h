@@ -1,9 +1,11 @@
-/* CHECK(condition): prints where it failed and goes on, so that one run shows every failure.
+/* CHECK(condition): prints where it failed and goes on, so that one run shows every failure. With
+ * CHECK_FIRST in the environment the first one ends the program, for who looks whether there is any.
  * A test's main ends with `return check_result("name");`. */
 #ifndef LC_CHECK_H
 #define LC_CHECK_H
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { CHECK_SHOWN = 20 };
@@ -14,6 +16,8 @@ static inline int check_that(int ok, const char *file, int line, const char *con
     __atomic_fetch_add(&check_total, 1, __ATOMIC_RELAXED); /* tests have threads */
     if (!ok && __atomic_fetch_add(&check_failed, 1, __ATOMIC_RELAXED) < CHECK_SHOWN)
         fprintf(stderr, "%s:%d: not true: %s\n", file, line, condition);
+    if (!ok && getenv("CHECK_FIRST"))
+        _Exit(1);
     return ok;
 }
 

@@ -702,7 +702,7 @@ static void test_greetings(void) {
     /* Answers that are lost keep nobody waiting until time is over. */
     const lc_clock *clock = &lc_system_clock;
     uint64_t begin = lc_clock_now(clock);
-    for (int i = 0; i < 10; i++)
+    for (int i = 0; i < 10 && lc_clock_now(clock) - begin < 15 * SECOND; i++)
         CHECK(meet(-1, -1, 0.1, 20 * SECOND) == 0356);
     CHECK(lc_clock_now(clock) - begin < 15 * SECOND);
 }

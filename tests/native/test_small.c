@@ -29,15 +29,19 @@ typedef struct {
     float data[RANKS][ELEMENTS];
 } job;
 
-static void open_job(job *j) {
+static void open_job_far(job *j, uint64_t delay_ns) {
     const virtual_setup how = {.size = j->how.ranks,
                                .payload = PAYLOAD,
                                .capacity = 4096,
                                .eager_bytes = 1 << 20,
-                               .delay_ns = 20000,
+                               .delay_ns = delay_ns,
                                .loss = j->how.loss,
                                .group = {.deadline_max_ns = 10 * SECOND, .met = 1}};
     virtual_open(&j->v, &how);
+}
+
+static void open_job(job *j) {
+    open_job_far(j, 20000);
 }
 
 static void plan_broadcast(table *t, uint16_t size, uint16_t rank) {
@@ -364,8 +368,30 @@ static void test_memory(void) {
     virtual_close(&j.v);
 }
 
+/* What a large operation has left is given back though small ones follow without end: packets come
+ * all the time, or an operation waits for long. */
+static void test_memory_of_the_busy(uint64_t delay_ns) {
+    enum { BYTES = 1 << 20 };
+    static job j;
+    memset(&j, 0, sizeof j);
+    j.how = (kind){RANKS, SEGMENTS, 0, 0};
+    open_job_far(&j, delay_ns);
+    for (int i = 0; i < RANKS; i++)
+        lc_pool_give(&j.v.host[i]->pool, &j.v.host[i]->pool_lock, malloc(BYTES), BYTES);
+    for (uint64_t end = memory_now(j.v.net) + 5 * SECOND; memory_now(j.v.net) < end;) {
+        go_on(&j, 0, end);
+        memset(j.ended, 0, sizeof j.ended); /* no call is the last */
+    }
+    for (int i = 0; i < RANKS; i++)
+        for (int k = 0; k < LC_POOL_BLOCKS; k++)
+            CHECK(!j.v.host[i]->pool.block[k] || j.v.host[i]->pool.bytes[k] < BYTES);
+    virtual_close(&j.v);
+}
+
 int main(void) {
     test_memory();
+    test_memory_of_the_busy(5 * MS);
+    test_memory_of_the_busy(100 * MS);
     test_ahead_of_two_groups();
     test_failed_group();
     for (enum what what = COPIES; what <= ROOT; what++)

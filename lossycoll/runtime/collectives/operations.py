@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -39,7 +38,7 @@ POLL_SECONDS: Final = 0.005
 class InterruptSafeLock(_thread.RLock):  # type: ignore[misc]  # only the stubs call it final
     """A lock that Ctrl-C can't leave held, for a ``with`` statement.
 
-    Until Python 3.13 a plain lock is one: nothing comes between taking it and the statement's body.
+    Until Python 3.13 an RLock is one: nothing comes between taking it and the statement's body.
     From 3.14 on, Ctrl-C may come there. The base class knows its owner, so that only who has it
     gives it back then. Its own ``__exit__`` is in C: nothing interrupts it before it is done.
     """
@@ -53,7 +52,15 @@ class InterruptSafeLock(_thread.RLock):  # type: ignore[misc]  # only the stubs 
             raise
 
 
-INTERRUPT_SAFE: Final = threading.Lock if sys.version_info < (3, 14) else InterruptSafeLock
+INTERRUPT_SAFE: Final = _thread.RLock if sys.version_info < (3, 14) else InterruptSafeLock
+
+
+def on_top() -> RuntimeError:
+    """What is raised where the thread that has the lock asks for it once more."""
+    return RuntimeError(
+        "a signal's handler makes it on top of a call that this thread is submitting; have the "
+        "handler set a flag, and make the call in the training loop"
+    )
 
 
 class Sequencer:
@@ -213,6 +220,8 @@ class Operations:
         futures' callbacks may submit operations."""
         if len(self.unfinished) >= REAP_FROM:
             self._reap()
+        if self.sequencer.lock._is_owned():  # type: ignore[attr-defined]  # not in its stubs
+            raise on_top()
         return self.sequencer.lock
 
     def submit(
@@ -290,6 +299,8 @@ class Operations:
         operation = Operation(self, call, steady.call_options, steady.timeout)
         operation.members, operation.exact = steady.members.ranks, steady.exact
         operation.notify, operation.keep = steady.notify, keep
+        if sequencer.lock._is_owned():  # type: ignore[attr-defined]  # as in submitting()
+            raise on_top()
         try:
             with sequencer.lock:
                 if not sequencer.is_for(steady.members):

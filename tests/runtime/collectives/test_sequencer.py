@@ -17,7 +17,7 @@ from lossycoll.runtime.collectives.group_context import Members
 from lossycoll.runtime.collectives.operations import InterruptSafeLock, Sequencer
 from lossycoll.runtime.world.messages import View
 
-Lock: TypeAlias = "threading.Lock | InterruptSafeLock"
+Lock: TypeAlias = "threading.Lock | threading.RLock | InterruptSafeLock"
 
 
 def interrupt_when_taken(lock: Lock, submit: Callable[[], None]) -> None:

@@ -68,6 +68,6 @@ def test_an_address_that_goes_away_is_waited_for() -> None:
     run_in_a_new_network("tests.support.lost_address")
 
 
-@pytest.mark.parametrize("packets", ["sealed", "clear"])
+@pytest.mark.parametrize("packets", ["sealed", "clear", "six"])
 def test_invented_messages_of_routers_change_nothing(packets: str) -> None:
     run_in_a_new_network("tests.support.forged_icmp", packets)

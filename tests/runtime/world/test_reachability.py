@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from lossycoll.errors import RendezvousError
@@ -93,21 +95,31 @@ def test_families_that_no_pair_lacks_but_all_together_do_are_named() -> None:
 A, B = ("boot a", 1), ("boot b", 1)
 
 
-def test_two_machines_of_one_address_are_named() -> None:
+FAMILIES = pytest.mark.parametrize(
+    ("one", "other", "loopback"),
+    [("10.0.0.1", "10.0.0.2", "127.0.0.1"), ("fd00::1", "fd00::2", "::1")],
+)
+
+
+@FAMILIES
+def test_two_machines_of_one_address_are_named(one: str, other: str, loopback: str) -> None:
     with pytest.raises(RendezvousError) as caught:
-        compare_machines(WHO, ["10.0.0.1", "10.0.0.2", "10.0.0.1"], [A, B, B], ["eth0", "", "e1"])
+        compare_machines(WHO, [one, other, one], [A, B, B], ["eth0", "", "e1"])
     assert "rank 0 and rank 2 are on two machines" in str(caught.value)
-    assert "10.0.0.1 (eth0 and e1)" in str(caught.value)
+    assert f"{one} (eth0 and e1)" in str(caught.value)
     assert caught.value.peer == 2
-    with pytest.raises(RendezvousError, match=r"127\.0\.0\.1"):
-        compare_machines(WHO, ["127.0.0.1"] * 2, [A, B], ["lo", "lo"])
+    with pytest.raises(RendezvousError, match=re.escape(loopback)):
+        compare_machines(WHO, [loopback] * 2, [A, B], ["lo", "lo"])
 
 
-def test_ranks_of_one_machine_and_of_unknown_ones_may_share_an_address() -> None:
-    compare_machines(WHO, ["10.0.0.1"] * 2, [A, A], ["", ""])
-    compare_machines(WHO, ["10.0.0.1"] * 2, [A, None], ["", ""])
+@FAMILIES
+def test_ranks_of_one_machine_and_of_unknown_ones_may_share_an_address(
+    one: str, other: str, loopback: str
+) -> None:
+    compare_machines(WHO, [one] * 2, [A, A], ["", ""])
+    compare_machines(WHO, [one] * 2, [A, None], ["", ""])
     # A rank 0 that knows the master as loopback takes another address when it has met the others.
-    compare_machines(WHO, ["127.0.0.1", "127.0.0.1", "10.0.0.1"], [A, B, B], ["", "", ""])
+    compare_machines(WHO, [loopback, loopback, one], [A, B, B], ["", "", ""])
 
 
 @pytest.mark.parametrize("told", [None, 5, [], "x", {}, {"heartbeat": "7", "trouble": 7}])

@@ -175,6 +175,29 @@ def test_what_keeps_parameters_itself_is_refused_by_name() -> None:
         layers_of(nn.DataParallel(engine()))
 
 
+def rank_fsdp1(rank: int, world: int) -> None:
+    import torch.distributed as dist
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    init()
+    model = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+    refused = pytest.raises(UnsupportedError, match=r"FullyShardedDataParallel \(FSDP1\), whose fl")
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for wrapped in (model, nn.Sequential(model)):
+        for method in (
+            lambda: lossycoll.measure_drift(wrapped),  # noqa: B023 (called at once)
+            lambda: lossycoll.DriftBound(wrapped, optimizer),  # noqa: B023
+            lambda: lossycoll.DropCompute(wrapped, 2, threshold=60.0),  # noqa: B023
+        ):
+            with refused:
+                method()
+    dist.destroy_process_group()
+
+
+def test_fsdp1_is_refused_by_name() -> None:
+    run_good(rank_fsdp1, 2, {"LOSSYCOLL_LOG": "off"})
+
+
 def rank_methods(rank: int, world: int) -> dict[str, Any]:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel

@@ -32,6 +32,10 @@ LIMITS = Limits(mtu=1500, budget=1 << 20, idle=0, rate=100)
 # ---- who is at the other end ----
 
 
+def family_of(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def trouble_of(port: int, seconds: float, host: str = "127.0.0.1") -> str:
     """Reason why no other doctor is found."""
     with pytest.raises(PeerError) as trouble:
@@ -44,9 +48,9 @@ async def nothing(_: Meeting) -> None:
 
 
 @contextlib.asynccontextmanager
-async def two_ends() -> AsyncIterator[list[Control]]:
+async def two_ends(host: str = "127.0.0.1") -> AsyncIterator[list[Control]]:
     port = free_port()
-    ends = await asyncio.gather(*(Meeting("127.0.0.1", port, LIMITS).find(20.0) for _ in range(2)))
+    ends = await asyncio.gather(*(Meeting(host, port, LIMITS).find(20.0) for _ in range(2)))
     try:
         yield ends
     finally:
@@ -67,10 +71,10 @@ def test_two_doctors_find_each_other_and_share_a_session() -> None:
 
 
 @contextlib.contextmanager
-def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
+def listener(serve: Callable[[socket.socket], None], host: str = "127.0.0.1") -> Iterator[int]:
     """Something else that listens; ``serve`` is given each connection."""
-    with socket.socket() as end:
-        end.bind(("127.0.0.1", 0))
+    with socket.socket(family_of(host)) as end:
+        end.bind((host, 0))
         end.listen()
         end.settimeout(20)
         kept = []
@@ -105,15 +109,19 @@ def listener(serve: Callable[[socket.socket], None]) -> Iterator[int]:
     ],
     ids=["ssh", "too early", "another hello", "endless", "closes", "silent"],
 )
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_something_else_that_listens_is_named_soon(
-    serve: Callable[[socket.socket], None], said: str, monkeypatch: pytest.MonkeyPatch
+    host: str,
+    serve: Callable[[socket.socket], None],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(control, "HELLO_SECONDS", 0.5)
     begin = time.monotonic()
-    with listener(serve) as port:
-        trouble = trouble_of(port, 60.0)
+    with listener(serve, host) as port:
+        trouble = trouble_of(port, 60.0, host)
     assert said in trouble
-    assert f"something else listens at 127.0.0.1, TCP port {port}: it " in trouble
+    assert f"something else listens at {host}, TCP port {port}: it " in trouble
     assert time.monotonic() - begin < 30, "the wait for a peer isn't waited out"
 
 
@@ -123,23 +131,26 @@ def test_a_doctor_of_another_version_is_named() -> None:
         assert "speaks version 2, this one 1" in trouble_of(port, 20.0)
 
 
-def test_a_stranger_is_refused_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("wanted", "host"), [("127.0.0.2", "127.0.0.1"), ("fd00::2", "::1")])
+def test_a_stranger_is_refused_and_told(
+    wanted: str, host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Meeting, "_connect", nothing)
     port = free_port()
 
     async def meet() -> bytes:
-        finding = asyncio.create_task(Meeting("127.0.0.2", port, LIMITS).find(1.5))
+        finding = asyncio.create_task(Meeting(wanted, port, LIMITS).find(1.5))
         await asyncio.sleep(0)  # it listens by now
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await asyncio.open_connection(host, port)
         text = await reader.read()
         writer.close()
-        with pytest.raises(PeerError, match=r"refused .*, which isn't 127.0.0.2"):
+        with pytest.raises(PeerError, match=f"refused {host}, which isn't {wanted}"):
             await finding
         return text
 
     text = asyncio.run(meet())
     assert b'"refused"' in text
-    assert b"looks at 127.0.0.2, not 127.0.0.1" in text
+    assert f"looks at {wanted}, not {host}".encode() in text
 
 
 def test_nobody_there_ends_in_time_and_says_what_to_run(
@@ -198,25 +209,28 @@ def test_the_other_end_that_lies_or_goes_is_an_error() -> None:
     asyncio.run(meet())
 
 
-def test_packets_of_strangers_are_not_believed() -> None:
+@pytest.mark.parametrize(("host", "bound"), [("127.0.0.1", "127.0.0.1"), ("::1", "::")])
+def test_packets_of_strangers_are_not_believed(host: str, bound: str) -> None:
+    """A socket of IPv6 hears those of IPv4 as well."""
+
     async def meet() -> None:
-        async with two_ends() as (one, other):
-            with measure.open_udp("127.0.0.1", 0) as end:
+        async with two_ends(host) as (one, other):
+            with measure.open_udp(bound, 0) as end:
                 check(one, other, end)
 
     def check(one: Control, other: Control, end: socket.socket) -> None:
-        place = end.getsockname()
+        port = end.getsockname()[1]
         good = measure.packet(other, measure.FLOW, 3, 5)
         of_another_kind = measure.packet(one, measure.SIZE, 3, 5)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        with socket.socket(family_of(host), socket.SOCK_DGRAM) as sender:
             for data in (good[:-1], bytes(16) + good[16:], of_another_kind, good):
-                sender.sendto(data, place)
+                sender.sendto(data, (host, port))
         time.sleep(0.05)
         found = measure.take(end, one, measure.FLOW, 3)
         assert [arrival.number for arrival, _ in found] == [5]
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
             stranger.bind(("127.0.0.2", 0))
-            stranger.sendto(good, place)
+            stranger.sendto(good, ("127.0.0.1", port))
         time.sleep(0.05)
         assert not measure.take(end, one, measure.FLOW, 3)
 

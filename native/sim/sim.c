@@ -43,7 +43,7 @@ struct lc_sim {
     lc_link *links[2];
     lc_setting setting;
     lc_fold fold;
-    tcp_flows *tcp; /* NULL: none */
+    tcp_flows *tcp;  /* NULL: none */
     sim_rank *ranks; /* and behind the last one, what wakes for gateways and TCP */
     uint16_t *heap;  /* of these: who wakes next is first */
     uint16_t places;

@@ -9,9 +9,9 @@ enum { TCP_RENO = 1, TCP_CUBIC = 2 };
 
 typedef struct {
     int kind;
-    double cwnd, ssthresh;    /* packets */
-    double most, friendly;    /* of CUBIC: at the last loss; what Reno would have */
-    uint64_t cut_ns;          /* when it last shrank */
+    double cwnd, ssthresh; /* packets */
+    double most, friendly; /* of CUBIC: at the last loss; what Reno would have */
+    uint64_t cut_ns;       /* when it last shrank */
 } tcp_law;
 
 static inline tcp_law tcp_law_new(int kind) {

@@ -131,7 +131,8 @@ static void sim_send(sim *s, int number) {
         return;
     for (;;) {
         uint32_t flying = f->next - f->acked;
-        uint32_t window = f->law.kind ? (uint32_t)f->law.cwnd : lc_pace_window(&f->pace, f->peer_window);
+        uint32_t window =
+            f->law.kind ? (uint32_t)f->law.cwnd : lc_pace_window(&f->pace, f->peer_window);
         uint32_t most = flying < window ? window - flying : 0;
         if (most > SIM_RUN)
             most = SIM_RUN;

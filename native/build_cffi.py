@@ -50,7 +50,7 @@ def module(name: str, folder: str, *headers: str, also: tuple[str, ...] = ()) ->
         ],
         include_dirs=[folder, "native"],
         extra_compile_args=flags(),
-        extra_link_args=["-pthread"],
+        extra_link_args=["-pthread", "-lm"],
     )
     return made
 

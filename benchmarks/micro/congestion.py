@@ -34,7 +34,13 @@ def simulate() -> list[dict[str, str]]:
         program = Path(folder) / "pace_trace"
         law = [ROOT / "native" / name for name in ("pace.c", "measure.c", "rate.c")]
         sources = [ROOT / "benchmarks" / "micro" / "pace_trace.c", *law]
-        flags = ["-std=c11", "-O2", f"-I{ROOT / 'native'}", f"-I{ROOT / 'tests' / 'native'}"]
+        flags = [
+            "-std=c11",
+            "-O2",
+            f"-I{ROOT / 'native'}",
+            f"-I{ROOT / 'native' / 'sim'}",
+            f"-I{ROOT / 'tests' / 'native'}",
+        ]
         command = ["cc", *flags, *map(str, sources), "-lm", "-o", str(program)]
         subprocess.run(command, check=True)
         done = subprocess.run([str(program)], check=True, capture_output=True, text=True)

@@ -50,7 +50,7 @@ int main(void) {
 
     s = sim_new(1e9, 0.02, 2);
     flow(s, 0, 20, 0, 0);
-    flow(s, 1, 20, 0, 3)->tcp = SIM_RENO;
+    flow(s, 1, 20, 0, 3)->law.kind = TCP_RENO;
     trace("beside TCP (Reno); 20 ms; a buffer of 20 ms", s, 0, 20);
     sim_free(s);
 

@@ -134,7 +134,7 @@ def _run(chosen: argparse.Namespace) -> Answer:
         raise OptionError("nothing to run; write a command after --")
     network = network_of(chosen)
     steps = steps_of(chosen.at, network)
-    flows = [_flows(text) for text in chosen.tcp]
+    flows = [tcp_flows(text) for text in chosen.tcp]
     tcp.placed(flows, network)
     must_be_writable(chosen.counters)
     backend = backends.choose(network, *(later for _, _, later in steps), name=chosen.backend)
@@ -371,7 +371,7 @@ def _changed(network: Network, text: str) -> Network:
     return network.with_parts(**changes)
 
 
-def _flows(text: str) -> tcp.Flows:
+def tcp_flows(text: str) -> tcp.Flows:
     """``cubic``, ``cubic:2``, ``cubic:2:0-1``, each with ``@20%`` behind it or not."""
     before, at, behind = text.partition("@")
     name, _, rest = before.partition(":")

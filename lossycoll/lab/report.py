@@ -8,7 +8,7 @@ from typing import Any
 
 from .counters import Counters, QueueCounts
 from .network import QUEUE_MS, QUEUE_PACKETS, Link, Network, Port, queue_bytes
-from .tcp import Took
+from .tcp import FlowTook, Took
 
 ROWS_MAX = 16
 """Most rows of a printed table."""
@@ -79,13 +79,18 @@ def _line(where: str, *columns: str) -> str:
     return f"{where:<18}" + "".join(f"{text:>19}" for text in columns)
 
 
-def tcp(took: Took) -> list[str]:
-    """A line for each flow of TCP, and one for the round trips beside them."""
-    lines = [
+def tcp_flows(flows: Sequence[FlowTook]) -> list[str]:
+    """A line for each flow of TCP."""
+    return [
         f"TCP {one.congestion} {one.pair[0]}-{one.pair[1]}: {one.bytes / 1e6:.1f} MB, "
         f"{one.mbit:.1f} Mbit/s, {one.resent} packets resent"
-        for one in took.flows
+        for one in flows
     ]
+
+
+def tcp(took: Took) -> list[str]:
+    """A line for each flow of TCP, and one for the round trips beside them."""
+    lines = tcp_flows(took.flows)
     if found := took.percentiles:
         p50, p99, ratio = found.values()
         lines.append(f"round trips 0-1: P50 {p50:.2f} ms, P99 {p99:.2f}, P99/P50 {ratio:.2f}")
@@ -94,9 +99,12 @@ def tcp(took: Took) -> list[str]:
     return lines
 
 
+def tcp_flows_data(flows: Sequence[FlowTook]) -> list[dict[str, Any]]:
+    return [{**asdict(one), "mbit": one.mbit} for one in flows]
+
+
 def tcp_data(took: Took) -> dict[str, Any]:
-    flows = [{**asdict(one), "mbit": one.mbit} for one in took.flows]
-    return {"flows": flows, "round_trips": took.percentiles}
+    return {"flows": tcp_flows_data(took.flows), "round_trips": took.percentiles}
 
 
 def network(network: Network) -> list[str]:

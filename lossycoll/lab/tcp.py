@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -52,6 +52,10 @@ class FlowTook:
     @property
     def mbit(self) -> float:
         return self.bytes * 8e-6 / self.seconds if self.seconds > 0 else 0.0
+
+    def since(self, before: FlowTook) -> FlowTook:
+        seconds, resent = self.seconds - before.seconds, self.resent - before.resent
+        return replace(self, seconds=seconds, bytes=self.bytes - before.bytes, resent=resent)
 
 
 @dataclass(frozen=True)

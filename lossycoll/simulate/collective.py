@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from ..errors import OptionError
 from ..lab.network import Network
+from ..lab.tcp import Flows, FlowTook
 from ..options.fields import Options
 from ..plan import Plan, Topology, default_algorithm
 from ..plan.codec import elements_of, phases
@@ -50,6 +51,7 @@ class Call:
     resent: int  # packets that were sent again
     counts: Counts  # what the network did
     code: int  # the engine's, of the rank that failed first; 0: none did
+    tcp: tuple[FlowTook, ...] = ()  # what each flow of TCP took meanwhile
 
     @property
     def ratio(self) -> float:
@@ -89,6 +91,19 @@ class Simulated:
     @property
     def missing(self) -> float:
         return statistics.median(call.missing for call in self.steady)
+
+    @property
+    def tcp(self) -> tuple[FlowTook, ...]:
+        """What each flow of TCP took during the calls that count."""
+        return tuple(
+            replace(
+                flow[0],
+                seconds=sum(one.seconds for one in flow),
+                bytes=sum(one.bytes for one in flow),
+                resent=sum(one.resent for one in flow),
+            )
+            for flow in zip(*(call.tcp for call in self.steady), strict=True)
+        )
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -144,6 +159,7 @@ def simulate_collective(
     settle: int = SETTLE,
     gap: float = 0.0,
     changes: Sequence[Change] = (),
+    tcp: Sequence[Flows] = (),
     grain: float | None = None,
     whole: int | None = None,
 ) -> Simulated:
@@ -152,10 +168,10 @@ def simulate_collective(
     Hosts that the network doesn't have are like its first ones, and at the first site. Its seed is
     that of all chance. ``nbytes``, of float32, is the largest buffer of any rank. The first
     ``settle`` calls don't count, since the group gets to know its network. Ranks compute for
-    ``gap`` seconds between calls, and rest for ``grain`` seconds between two turns at least; None:
-    by the round trip. ``whole`` hosts are simulated, which stand for the others, too
-    (:mod:`.fold`): they divide the hosts, the network is the same everywhere, and of an all-reduce
-    each host owns whole packets, for which ``nbytes`` is rounded. None: all hosts.
+    ``gap`` seconds between calls, beside flows of ``tcp``, and rest for ``grain`` seconds between
+    two turns at least; None: by the round trip. ``whole`` hosts are simulated, which stand for the
+    others, too (:mod:`.fold`): they divide the hosts, the network is the same everywhere, and of an
+    all-reduce each host owns whole packets, for which ``nbytes`` is rounded. None: all hosts.
 
     Long because everything that a caller may choose is an argument.
     """
@@ -168,6 +184,8 @@ def simulate_collective(
     whole = topology.n_hosts if whole is None else min(whole, topology.n_hosts)
     folds = whole < topology.n_hosts
     if folds:
+        if tcp:
+            raise NotAlikeError("no host stands for others beside TCP; simulate all hosts")
         _check_alike(network, topology, whole, changes)
         nbytes = _rounded(network, topology, options, collective, nbytes)
     changes = sorted(changes, key=lambda change: (change.call, change.after))
@@ -183,6 +201,7 @@ def simulate_collective(
     }
     done: list[Call] = []
     with Hosts(network, topology, options, **how) as world:
+        world.add_tcp(tcp)
         for number in range(calls):
             mine = [change for change in changes if change.call == number]
             done.append(_run(world, network, collective, options, ask, mine))
@@ -277,7 +296,7 @@ def _run(
     ask: Callable[[Endpoint], None],
     changes: Sequence[Change],
 ) -> Call:
-    before, begin = world.counts(), world.now
+    before, begin, tcp = world.counts(), world.now, world.tcp()
     for number in range(len(world.ranks)):
         world.submit(number, ask)
     limit, bound = _limit(world, network, collective, options)
@@ -294,6 +313,7 @@ def _run(
         resent=images * sum(report.packets_resent for report in reports),
         counts=world.counts().since(before, images),
         code=int(code),
+        tcp=tuple(now.since(then) for now, then in zip(world.tcp(), tcp, strict=True)),
     )
 
 

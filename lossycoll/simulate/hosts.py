@@ -17,6 +17,7 @@ from lossycoll._sim import ffi, lib
 
 from ..errors import EngineError, OptionError
 from ..lab.network import ETHERNET_BYTES, Network, Port, link_fields, port_fields
+from ..lab.tcp import Flows, FlowTook, placed
 from ..options.fields import Options
 from ..plan import Plan, Topology
 from ..runtime.collectives.endpoint import Endpoint
@@ -31,6 +32,8 @@ from ..runtime.world.group_state import Health
 from ..runtime.world.messages import View
 from .fold import Fold, alike, stride_of
 
+CONGESTION: Final = {"reno": 1, "cubic": 2}
+"""Congestion controls of TCP that a simulation has, by the numbers of sim.h."""
 GROUP: Final = 1
 SESSION: Final = 9
 MOST_KNOWN: Final = 256
@@ -212,6 +215,7 @@ class Hosts:
             lib.lc_sim_set_sites(self._sim, ffi.new("uint16_t[]", list(site_of.values())))
         self.ranks: Final[list[Rank]] = []
         self._tickets: list[tuple[int, int]] = []
+        self._flows: list[tuple[Flows, tuple[int, int]]] = []
         for host in range(self._hosts):
             # 1 us and 10 GB/s between ranks of a host, as docs/shared-memory.md has them.
             lib.lc_sim_set_memory(self._sim, host, 1000, 10e9)
@@ -246,6 +250,26 @@ class Hosts:
             rank.group.close()
             rank.host.close()
         lib.lc_sim_close(self._sim)
+
+    def add_tcp(self, wanted: Sequence[Flows]) -> None:
+        """Has flows of TCP send from now on; not with a fold."""
+        for kind, pair in placed(wanted, Network(hosts=self.topology.n_hosts)):
+            if kind.congestion not in CONGESTION:
+                raise OptionError(
+                    f"a simulation has no TCP {kind.congestion!r}; wanted {' or '.join(CONGESTION)}"
+                )
+            number = CONGESTION[kind.congestion]
+            if lib.lc_sim_add_tcp(self._sim, *pair, number, kind.share) < 0:
+                raise MemoryError("no memory for flows of TCP")
+            self._flows.append((kind, pair))
+
+    def tcp(self) -> tuple[FlowTook, ...]:
+        """What each flow of TCP has taken since the beginning of time."""
+        out, found = [], ffi.new("uint64_t[2]")
+        for flow, (kind, pair) in enumerate(self._flows):
+            lib.lc_sim_tcp_took(self._sim, flow, found, found + 1)
+            out.append(FlowTook(kind.congestion, pair, self.now, *found))
+        return tuple(out)
 
     def change(self, network: Network) -> None:
         """Changes the network from now on; it has as many hosts as before, and no policers of

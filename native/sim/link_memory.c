@@ -7,6 +7,8 @@
 #include "wire.h"
 
 enum { ARRIVALS = LC_RECEIVE_BUFFERS, ASKED_MOST = 1000, SMALL_BYTES = 256 };
+/* How a packet is sent. */
+enum { TOGETHER = 1, FOREIGN = 2 };
 
 static const uint64_t WANDER_NS = 10000000; /* for so long an ordered path's delay goes one way */
 
@@ -21,6 +23,7 @@ typedef struct packet {
     uint16_t from, to;
     uint8_t small; /* there is room for SMALL_BYTES only */
     uint8_t far;   /* it has been through its sender's gateway */
+    uint8_t how;   /* FOREIGN: its data are a note */
     uint8_t data[];
 } packet;
 
@@ -99,6 +102,9 @@ struct memory_net {
     uint16_t *site;          /* by place; NULL: there is one */
     memory_port *out, *in;   /* gateways, by site */
     heap crossing;           /* under way to a gateway */
+    heap foreign;            /* behind the last port */
+    memory_hear *hear;
+    void *hear_context;
 };
 
 static uint64_t time_of(const memory_net *net) {
@@ -228,6 +234,7 @@ static packet *new_copy(memory_net *net, uint16_t from, uint16_t to, const struc
     p->from = from;
     p->to = to;
     p->far = 0;
+    p->how = 0;
     return p;
 }
 
@@ -250,6 +257,14 @@ static void post(memory_net *net, packet *p) {
 static void post_to_gateway(memory_net *net, packet *p) {
     int first = p->at_ns < next_in(&net->crossing);
     heap_put(net, &net->crossing, p);
+    if (first && net->wake)
+        net->wake(net->wake_context, net->size, p->at_ns);
+}
+
+/* To whoever hears foreign packets. */
+static void post_to_hearer(memory_net *net, packet *p) {
+    int first = p->at_ns < next_in(&net->foreign);
+    heap_put(net, &net->foreign, p);
     if (first && net->wake)
         net->wake(net->wake_context, net->size, p->at_ns);
 }
@@ -284,16 +299,19 @@ static int is_policed(memory_port *port, uint64_t now, size_t bytes) {
 }
 
 /* As of a path. 0: it is dropped. */
-static uint64_t passes_port(memory_port *port, uint64_t at_ns, size_t bytes) {
-    port->packets++;
-    port->bytes += bytes;
+static uint64_t passes_port(memory_net *net, memory_port *port, uint64_t at_ns, size_t bytes,
+                            int how) {
+    int counts = !(how & FOREIGN);
+    port->packets += (uint64_t)counts;
+    port->bytes += counts ? bytes : 0;
     uint64_t leaves = passes(at_ns, bytes, port->bytes_per_s, port->queue_ns, &port->free_ns);
     if (!leaves) {
-        port->dropped++;
+        port->dropped += (uint64_t)counts;
     } else if (is_policed(port, leaves, bytes)) {
-        port->policed++;
-        return 0;
+        port->policed += (uint64_t)counts;
+        leaves = 0;
     }
+    net->counts.dropped += counts && !leaves;
     return leaves;
 }
 
@@ -317,21 +335,22 @@ static int is_far(const memory_net *net, uint16_t from, uint16_t to) {
 
 /* Through the link between two places: what leaves the port, or the gateway, at that time. */
 static void cross(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
-                  uint64_t leaves, int together) {
+                  uint64_t leaves, int how) {
     memory_path *path = memory_path_of(net, net->place[from], net->place[to]);
     size_t bytes = iov[0].iov_len + iov[1].iov_len + net->wire;
     leaves = passes(leaves, bytes, path->bytes_per_s, path->queue_ns, &path->free_ns);
+    int counts = !(how & FOREIGN);
     if (!leaves) {
-        net->counts.dropped++;
+        net->counts.dropped += (uint64_t)counts;
         return;
     }
-    int vanishes = (path->carries && bytes > path->carries) || (path->single && together);
+    int vanishes = (path->carries && bytes > path->carries) || (path->single && how & TOGETHER);
     if (vanishes || is_lost(net, path) || !net->links[stands_for(net, to)]) {
-        net->counts.vanished += (uint64_t)vanishes;
-        net->counts.lost++;
+        net->counts.vanished += (uint64_t)(vanishes && counts);
+        net->counts.lost += (uint64_t)counts;
         return;
     }
-    int times = happens(net, path->twice) ? 2 : 1;
+    int times = counts && happens(net, path->twice) ? 2 : 1;
     net->counts.doubled += (uint64_t)times - 1;
     for (; times; times--) {
         uint64_t at = path->ordered ? wanders(net, path, leaves)
@@ -340,6 +359,7 @@ static void cross(memory_net *net, uint16_t from, uint16_t to, const struct iove
             at += path->late_ns;
         packet *p = new_copy(net, from, to, iov, at);
         p->far = (uint8_t)is_far(net, from, to);
+        p->how = (uint8_t)how;
         if (p->far)
             post_to_gateway(net, p);
         else
@@ -347,34 +367,39 @@ static void cross(memory_net *net, uint16_t from, uint16_t to, const struct iove
     }
 }
 
+static void send_by_port(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
+                         int how) {
+    size_t bytes = iov[0].iov_len + iov[1].iov_len + net->wire;
+    uint64_t leaves = passes_port(net, &net->up[net->place[from]], time_of(net), bytes, how);
+    if (leaves && is_far(net, from, to)) {
+        packet *p = new_copy(net, from, to, iov, leaves);
+        p->how = (uint8_t)how;
+        post_to_gateway(net, p);
+    } else if (leaves) {
+        cross(net, from, to, iov, leaves, how);
+    }
+}
+
 static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struct iovec *iov,
                         int together) {
-    size_t bytes = iov[0].iov_len + iov[1].iov_len + net->wire;
     net->counts.sent++;
     if (net->tap)
         net->tap(net->tap_context, from, to, iov);
-    uint64_t leaves = passes_port(&net->up[net->place[from]], time_of(net), bytes);
-    if (!leaves)
-        net->counts.dropped++;
-    else if (is_far(net, from, to))
-        post_to_gateway(net, new_copy(net, from, to, iov, leaves));
-    else
-        cross(net, from, to, iov, leaves, together);
+    send_by_port(net, from, to, iov, together ? TOGETHER : 0);
 }
 
 static void pass_gateway(memory_net *net, packet *p) {
     uint16_t site = net->site[net->place[p->far ? p->to : p->from]];
     memory_port *port = p->far ? &net->in[site] : &net->out[site];
-    p->at_ns = passes_port(port, p->at_ns, p->bytes + net->wire);
+    p->at_ns = passes_port(net, port, p->at_ns, p->bytes + net->wire, p->how);
     if (p->at_ns && p->far && net->links[p->to]) {
         post(net, p);
         return;
     }
     if (p->at_ns && !p->far) {
         struct iovec iov[2] = {{p->data, p->kept}, {net->zeros, p->bytes - p->kept}};
-        cross(net, p->from, p->to, iov, p->at_ns, 0);
+        cross(net, p->from, p->to, iov, p->at_ns, p->how & FOREIGN);
     }
-    net->counts.dropped += !p->at_ns;
     drop_packet(net, p);
 }
 
@@ -502,13 +527,13 @@ static void pass_port(memory_link *l) {
     uint64_t now = time_of(net);
     while (next_in(&l->to_port) <= now) {
         packet *p = heap_take(&l->to_port);
-        p->at_ns = passes_port(down, p->at_ns, p->bytes + net->wire);
-        if (p->at_ns) {
-            put_last(&l->port_first, &l->port_last, p);
-        } else {
-            net->counts.dropped++;
+        p->at_ns = passes_port(net, down, p->at_ns, p->bytes + net->wire, p->how);
+        if (!p->at_ns)
             drop_packet(net, p);
-        }
+        else if (p->how & FOREIGN)
+            post_to_hearer(net, p);
+        else
+            put_last(&l->port_first, &l->port_last, p);
     }
 }
 
@@ -698,7 +723,10 @@ memory_net *memory_net_new(uint16_t size, uint32_t packet_max, uint32_t capacity
 void memory_net_free(memory_net *net) {
     while (net->crossing.n)
         drop_packet(net, heap_take(&net->crossing));
+    while (net->foreign.n)
+        drop_packet(net, heap_take(&net->foreign));
     free(net->crossing.first);
+    free(net->foreign.first);
     for (int small = 0; small < 2; small++)
         for (packet *p = net->free[small], *next; p; p = next) {
             next = p->next;
@@ -853,10 +881,35 @@ void memory_advance(memory_net *net, uint16_t rank) {
 void memory_pass_gateways(memory_net *net) {
     while (next_in(&net->crossing) <= time_of(net))
         pass_gateway(net, heap_take(&net->crossing));
+    while (next_in(&net->foreign) <= time_of(net)) {
+        packet *p = heap_take(&net->foreign);
+        net->hear(net->hear_context, p->data);
+        drop_packet(net, p);
+    }
 }
 
 uint64_t memory_next_at_gateways(const memory_net *net) {
-    return next_in(&net->crossing);
+    uint64_t crossing = next_in(&net->crossing), foreign = next_in(&net->foreign);
+    return crossing < foreign ? crossing : foreign;
+}
+
+void memory_set_hear(memory_net *net, memory_hear *hear, void *context) {
+    net->hear = hear;
+    net->hear_context = context;
+}
+
+/* The first rank of a place: what comes for it comes to the place's port. */
+static uint16_t first_of(const memory_net *net, uint16_t place) {
+    uint16_t rank = 0;
+    while (net->place[rank] != place)
+        rank++;
+    return rank;
+}
+
+void memory_send_foreign(memory_net *net, uint16_t from, uint16_t to, size_t bytes,
+                         const void *note, size_t n) {
+    struct iovec iov[2] = {{(void *)(uintptr_t)note, n}, {net->zeros, bytes - n}};
+    send_by_port(net, first_of(net, from), first_of(net, to), iov, FOREIGN);
 }
 
 uint64_t memory_next(const memory_net *net, uint16_t rank) {

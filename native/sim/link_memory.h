@@ -74,10 +74,19 @@ memory_port *memory_port_down(memory_net *net, uint16_t place);
 void memory_set_sites(memory_net *net, const uint16_t *sites);
 memory_port *memory_gateway_out(memory_net *net, uint16_t site);
 memory_port *memory_gateway_in(memory_net *net, uint16_t site);
-/* What has come to gateways by now is behind them, or dropped. */
+/* What has come to gateways by now is behind them, or dropped; and foreign packets are heard. */
 void memory_pass_gateways(memory_net *net);
-/* When something next comes to one; UINT64_MAX: nothing does. */
+/* When something next comes to one, or a foreign packet is heard; UINT64_MAX: nothing does. */
 uint64_t memory_next_at_gateways(const memory_net *net);
+/* A packet of others than ranks, of so many bytes without those of memory_set_wire, which takes all
+ * ports, queues and paths from a place to another. `note` is what it says, at most
+ * MEMORY_NOTE_BYTES: it is heard when the packet has left its receiver's port. With payloads
+ * forgotten and without a fold; counts and ports don't count it. */
+enum { MEMORY_NOTE_BYTES = 64 };
+void memory_send_foreign(memory_net *net, uint16_t from, uint16_t to, size_t bytes,
+                         const void *note, size_t n);
+typedef void memory_hear(void *context, const void *note);
+void memory_set_hear(memory_net *net, memory_hear *hear, void *context);
 /* What networks below add to each packet: counts at ports and bottlenecks. */
 void memory_set_wire(memory_net *net, uint32_t bytes);
 /* The links of this net are memory that ranks share, with payloads of so many bytes. For links that

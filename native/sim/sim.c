@@ -5,10 +5,13 @@
 #include "fold.h"
 #include "link_memory.h"
 #include "step.h"
+#include "tcp.h"
 #include "wire.h"
 
 /* A rank that says that it moved so often in a row is never done. */
 enum { TURNS_MOST = 1000000, LOCAL_CAPACITY = 1 << 20, LOOKS_AGAIN = 5, AWAITED_MOST = 256 };
+/* Bytes of headers, Ethernet's not counted: of TCP with timestamps, and of a datagram. */
+enum { TCP_IP_BYTES = 52, UDP_IP_BYTES = 28 };
 
 typedef int turn_function(lc_host *host);
 typedef uint64_t idle_function(lc_host *host);
@@ -40,7 +43,8 @@ struct lc_sim {
     lc_link *links[2];
     lc_setting setting;
     lc_fold fold;
-    sim_rank *ranks; /* and behind the last one, what wakes for gateways */
+    tcp_flows *tcp;  /* NULL: none */
+    sim_rank *ranks; /* and behind the last one, what wakes for gateways and TCP */
     uint16_t *heap;  /* of these: who wakes next is first */
     uint16_t places;
     int has_sites;
@@ -156,6 +160,7 @@ void lc_sim_close(lc_sim *sim) {
     if (sim->local)
         memory_net_free(sim->local);
     memory_net_free(sim->net);
+    tcp_flows_free(sim->tcp);
     free(sim->ranks);
     free(sim->heap);
     free(sim);
@@ -246,6 +251,20 @@ void lc_sim_set_memory(lc_sim *sim, uint16_t place, uint64_t delay_ns, double by
     memory_port_up(sim->local, place)->bytes_per_s = bytes_per_s;
 }
 
+int lc_sim_add_tcp(lc_sim *sim, uint16_t from, uint16_t to, int kind, double share) {
+    const uint32_t more = TCP_IP_BYTES - UDP_IP_BYTES;
+    uint32_t packet = LC_HEADER_BYTES + sim->config.payload_bytes;
+    if (!sim->tcp)
+        sim->tcp = tcp_flows_new(sim->net, packet, more, packet - more);
+    int flow = sim->tcp ? tcp_flows_add(sim->tcp, from, to, kind, share) : -1;
+    set_wakes(sim, sim->config.ranks, lc_sim_now(sim));
+    return flow;
+}
+
+void lc_sim_tcp_took(const lc_sim *sim, int flow, uint64_t *bytes, uint64_t *resent) {
+    tcp_flows_took(sim->tcp, flow, bytes, resent);
+}
+
 /* ---- time ---- */
 
 static uint64_t next_of(const lc_sim *sim, uint16_t rank) {
@@ -292,6 +311,16 @@ static void take_turns(lc_sim *sim, uint16_t rank) {
     set_wakes(sim, rank, next_of(sim, rank));
 }
 
+/* What no rank waits for: gateways, and TCP. */
+static void pass_others(lc_sim *sim) {
+    memory_pass_gateways(sim->net);
+    if (sim->tcp)
+        tcp_flows_turn(sim->tcp);
+    uint64_t next = memory_next_at_gateways(sim->net);
+    uint64_t timer = sim->tcp ? tcp_flows_next(sim->tcp) : UINT64_MAX;
+    set_wakes(sim, sim->config.ranks, next < timer ? next : timer);
+}
+
 int lc_sim_run(lc_sim *sim, uint64_t until_ns) {
     while (sim->awaited || until_ns < UINT64_MAX) {
         uint16_t rank = sim->heap[0];
@@ -304,8 +333,7 @@ int lc_sim_run(lc_sim *sim, uint64_t until_ns) {
         if (r->wakes_ns > now)
             memory_set_now(sim->net, now = r->wakes_ns);
         if (rank == sim->config.ranks) {
-            memory_pass_gateways(sim->net);
-            set_wakes(sim, rank, memory_next_at_gateways(sim->net));
+            pass_others(sim);
             continue;
         }
         memory_advance(sim->net, rank);

@@ -68,6 +68,11 @@ void lc_sim_set_sites(lc_sim *sim, const uint16_t *sites);
 void lc_sim_set_gateway(lc_sim *sim, uint16_t site, int up, const lab_rate *rate);
 /* Of what goes through a host's memory. */
 void lc_sim_set_memory(lc_sim *sim, uint16_t place, uint64_t delay_ns, double bytes_per_s);
+/* A flow of TCP between two hosts, from now on, in such a share of each second; kind 1: Reno, 2:
+ * CUBIC. Returns its number; -1: no memory. After all ranks were opened, and not with a fold. */
+int lc_sim_add_tcp(lc_sim *sim, uint16_t from, uint16_t to, int kind, double share);
+/* Bytes of data that a flow's receiver has, and packets that were sent for lost ones. */
+void lc_sim_tcp_took(const lc_sim *sim, int flow, uint64_t *bytes, uint64_t *resent);
 /* A rank has submitted an operation to an lc_group: it is awaited. Returns 0 if too many are. */
 int lc_sim_await(lc_sim *sim, uint16_t rank, void *group, int64_t ticket);
 /* A rank's process ends: it takes no turn any more. */

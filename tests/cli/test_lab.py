@@ -60,7 +60,7 @@ def test_changes_are_put_in_order_and_add_up() -> None:
 
 
 def test_flows_of_tcp_are_read() -> None:
-    given = [lab_args._flows(text) for text in ("cubic", "bbr:3@20%", "reno:2:1-0")]
+    given = [lab_args.tcp_flows(text) for text in ("cubic", "bbr:3@20%", "reno:2:1-0")]
     assert given == [Flows("cubic"), Flows("bbr", 3, None, 0.2), Flows("reno", 2, (1, 0))]
 
 

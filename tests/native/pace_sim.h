@@ -4,14 +4,12 @@
 #define LC_PACE_SIM_H
 
 #include "pace.h"
+#include "tcp_law.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { SIM_FLOWS = 8, SIM_QUEUE = 1 << 16, SIM_LINE = 1 << 16, SIM_STEP_NS = 20000 };
-/* In place of lc_pace: TCP's loss-based laws (Reno; CUBIC of RFC 9438). */
-enum { SIM_RENO = 1, SIM_CUBIC = 2 };
 enum { SIM_PACKET = 1500, SIM_RUN = 40, SIM_ACK_PACKETS = 64, SIM_ACK_NS = 1000000 };
 
 typedef struct {
@@ -36,7 +34,7 @@ typedef struct {
     uint32_t clock_us;         /* and is ahead by this */
     double late;               /* share of packets that are overtaken by those of late_ns */
     uint64_t late_ns;
-    int tcp; /* SIM_RENO, SIM_CUBIC; 0: lc_pace */
+    tcp_law law; /* kind 0: lc_pace */
     /* results */
     uint64_t delivered, lost_random, lost_queue;
     /* state */
@@ -46,9 +44,6 @@ typedef struct {
     uint32_t unacked;
     uint64_t heard_ns; /* when an acknowledgement last came */
     int in_burst;
-    double cwnd, ssthresh;
-    double cwnd_most, friendly; /* of CUBIC: at the last loss; what Reno would have */
-    uint64_t cut_ns;
     sim_packet line[SIM_LINE]; /* past the bottleneck, on the way to the receiver */
     uint32_t line_in, line_out;
     sim_packet late_line[SIM_LINE]; /* the same, of packets that are overtaken */
@@ -91,8 +86,7 @@ static sim *sim_new(double bits_per_s, double queue_s, int n) {
         f->peer_window = 2000;
         f->burst = 1;
         f->clock_us = 12345678u;
-        f->cwnd = 10;
-        f->ssthresh = 1e9;
+        f->law = tcp_law_new(0);
         lc_pace_init(&f->pace, s->now, (uint64_t)i * 1000000u, SIM_PACKET);
     }
     return s;
@@ -127,7 +121,7 @@ static void sim_told(sim *s, sim_flow *f) {
     f->acked = f->next;
     f->acked_taken = f->taken;
     f->heard_ns = s->now;
-    if (!f->tcp)
+    if (!f->law.kind)
         lc_pace_acked(&f->pace, &ack, s->share, -1);
 }
 
@@ -137,21 +131,22 @@ static void sim_send(sim *s, int number) {
         return;
     for (;;) {
         uint32_t flying = f->next - f->acked;
-        uint32_t window = f->tcp ? (uint32_t)f->cwnd : lc_pace_window(&f->pace, f->peer_window);
+        uint32_t window =
+            f->law.kind ? (uint32_t)f->law.cwnd : lc_pace_window(&f->pace, f->peer_window);
         uint32_t most = flying < window ? window - flying : 0;
         if (most > SIM_RUN)
             most = SIM_RUN;
-        if (!f->tcp && most)
+        if (!f->law.kind && most)
             most = lc_pace_room(&f->pace, s->now, most, SIM_PACKET);
         if (!most) {
-            if (!f->tcp)
+            if (!f->law.kind)
                 lc_pace_limited(&f->pace);
             if (flying >= window && s->now - f->heard_ns > 2 * f->way_ns + 100000000) {
                 sim_told(s, f); /* what is left of it was lost, and a probe has told so */
             }
             return;
         }
-        if (!f->tcp)
+        if (!f->law.kind)
             lc_pace_spend(&f->pace, s->now, most, SIM_PACKET);
         if (!flying)
             f->heard_ns = s->now;
@@ -211,38 +206,6 @@ static void sim_receive(sim *s, sim_flow *f) {
     }
 }
 
-static void sim_cubic(sim *s, sim_flow *f, uint32_t moved, uint32_t taken) {
-    static const double SCALE = 0.4, KEPT = 0.7;
-    uint64_t since_ns = s->now - f->cut_ns;
-    if (taken < moved && since_ns > 2 * f->way_ns + 1000000) {
-        f->cwnd_most = f->cwnd < f->cwnd_most ? f->cwnd * (1 + KEPT) / 2 : f->cwnd;
-        f->ssthresh = f->cwnd = f->friendly = f->cwnd * KEPT > 2 ? f->cwnd * KEPT : 2;
-        f->cut_ns = s->now;
-    } else if (f->cwnd < f->ssthresh) {
-        f->cwnd += moved;
-    } else {
-        double t = 1e-9 * (double)since_ns + 2e-9 * (double)f->way_ns;
-        double k = cbrt(f->cwnd_most * (1 - KEPT) / SCALE);
-        double want = f->cwnd_most + SCALE * (t - k) * (t - k) * (t - k);
-        f->friendly += 3 * (1 - KEPT) / (1 + KEPT) * moved / f->cwnd;
-        want = want > f->friendly ? want : f->friendly;
-        want = want < 1.5 * f->cwnd ? want : 1.5 * f->cwnd;
-        if (want > f->cwnd)
-            f->cwnd += (want - f->cwnd) * moved / f->cwnd;
-    }
-}
-
-static void sim_tcp(sim *s, sim_flow *f, uint32_t moved, uint32_t taken) {
-    if (f->tcp == SIM_CUBIC) {
-        sim_cubic(s, f, moved, taken);
-    } else if (taken < moved && s->now - f->cut_ns > 2 * f->way_ns + 1000000) {
-        f->ssthresh = f->cwnd = f->cwnd / 2 > 2 ? f->cwnd / 2 : 2;
-        f->cut_ns = s->now;
-    } else {
-        f->cwnd += f->cwnd < f->ssthresh ? moved : moved / f->cwnd;
-    }
-}
-
 static void sim_acked(sim *s, sim_flow *f) {
     while (f->acks_out != f->acks_in && f->acks[f->acks_out % SIM_LINE].at_ns <= s->now) {
         sim_ack a = f->acks[f->acks_out++ % SIM_LINE];
@@ -251,12 +214,12 @@ static void sim_acked(sim *s, sim_flow *f) {
             continue;
         uint32_t moved = a.seen - f->acked;
         uint32_t taken = a.taken - f->acked_taken;
-        if (!f->tcp && taken > moved)
+        if (!f->law.kind && taken > moved)
             taken = moved;
         f->acked = a.seen;
         f->acked_taken = a.taken;
-        if (f->tcp) {
-            sim_tcp(s, f, moved, taken);
+        if (f->law.kind) {
+            tcp_law_acked(&f->law, s->now, 2 * f->way_ns, moved, taken < moved);
             continue;
         }
         uint64_t here_ns = (uint64_t)((double)a.arrived_ns * (1 + f->drift));

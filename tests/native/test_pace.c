@@ -80,7 +80,7 @@ static void test_two_share(void) {
 static void test_beside_tcp(void) {
     sim *s = sim_new(1e9, 0.02, 2);
     flow(s, 0, 20, 0, 1);
-    flow(s, 1, 20, 0, 1)->tcp = SIM_RENO;
+    flow(s, 1, 20, 0, 1)->law.kind = TCP_RENO;
     sim_measure(s, 5, 20);
     CHECK_AT(share(s, 1, 20) > 0.33, "TCP has %.3f", share(s, 1, 20));
     CHECK_AT(share(s, 0, 20) > 0.05, "this has %.3f", share(s, 0, 20));
@@ -100,7 +100,7 @@ static void test_beside_cubic(void) {
         f->on_ns = cases[k].on_ms * 1000000;
         f->off_ns = cases[k].off_ms * 1000000;
         sim_flow *cubic = flow(s, 1, 20, 0, 1);
-        cubic->tcp = SIM_CUBIC;
+        cubic->law.kind = TCP_CUBIC;
         cubic->begin_ns = s->now + 5000000000u;
         sim_measure(s, 15, 25);
         CHECK_AT(share(s, 0, 25) > 0.25, "case %d: this has %.3f", k, share(s, 0, 25));
@@ -114,7 +114,7 @@ static void test_after_tcp(void) {
     sim *s = sim_new(1e8, 0.025, 3);
     flow(s, 0, 20, 0, 1);
     flow(s, 1, 20, 0.001, 1);
-    flow(s, 2, 20, 0, 1)->tcp = SIM_CUBIC;
+    flow(s, 2, 20, 0, 1)->law.kind = TCP_CUBIC;
     s->flows[2].end_ns = s->now + 20000000000u;
     sim_run(s, 20);
     CHECK(s->flows[0].pace.rival_window > 0 && s->flows[1].pace.rival_window > 0);

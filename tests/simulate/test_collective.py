@@ -12,7 +12,9 @@ import pytest
 
 from lossycoll.errors import OptionError
 from lossycoll.lab.network import ETHERNET_BYTES, Link, Network, Port, link_fields
+from lossycoll.lab.tcp import Flows
 from lossycoll.options.fields import Options
+from lossycoll.plan import Topology
 from lossycoll.runtime.engine.payload import HEADER_BYTES, IP_UDP_BYTES, payload_bytes
 from lossycoll.simulate import collective as module
 from lossycoll.simulate.collective import (
@@ -23,6 +25,7 @@ from lossycoll.simulate.collective import (
     usual_whole,
 )
 from lossycoll.simulate.fold import NotAlikeError
+from lossycoll.simulate.hosts import Hosts
 
 MIB = 1 << 20
 QUIET = Network(link=Link(delay_ms=5), port=Port(up_mbit=200, down_mbit=200, queue_ms=25))
@@ -342,3 +345,45 @@ def test_a_link_s_policer_is_refused() -> None:
     network = Network(link=Link(rate_mbit=10, policer_ms=5))
     with pytest.raises(OptionError, match="policers at ports alone"):
         simulate_collective(network, MIB)
+
+
+def test_tcp_alone_fills_its_link_and_flows_share_it() -> None:
+    flows = [Flows("cubic", 2, (0, 1)), Flows("reno", 1, (2, 3)), Flows("cubic", 1, (3, 2), 0.2)]
+    topology = Topology.of_labels(range(4), [0] * 4)
+    with Hosts(QUIET, topology, Options(), grain=1e-4) as hosts:
+        hosts.add_tcp(flows)
+        hosts.run(hosts.now + 5)
+        begun = hosts.tcp()
+        hosts.run(hosts.now + 10)
+        one, two, reno, pauses = (
+            now.since(then).mbit for now, then in zip(hosts.tcp(), begun, strict=True)
+        )
+        counts = hosts.counts()
+    most = 200 * 1448 / (1500 + ETHERNET_BYTES)  # without headers
+    assert 0.95 * most < one + two < 1.01 * most
+    assert min(one, two) > most / 4
+    assert 0.9 * most < reno < 1.01 * most
+    assert most / 20 < pauses < most / 5
+    assert counts.dropped_up == counts.dropped_down == 0  # none of the engines'
+
+
+def test_a_job_beside_tcp_shares_the_link_with_it() -> None:
+    found, again = (
+        simulate_collective(QUIET, 4 * MIB, hosts=2, calls=4, tcp=[Flows("cubic")]) for _ in "ab"
+    )
+    assert found == again
+    assert not found.failed
+    (flow,) = found.tcp
+    assert flow.seconds == pytest.approx(sum(call.seconds for call in found.steady))
+    job, tcp = 1 / found.ratio, flow.mbit / 200
+    assert job > 0.2
+    assert tcp > 0.05
+    assert 0.7 < job + tcp < 1
+    assert found.seconds > 1.1 * simulate_collective(QUIET, 4 * MIB, hosts=2, calls=4).seconds
+
+
+def test_tcp_that_a_simulation_does_not_have_is_refused() -> None:
+    with pytest.raises(OptionError, match="no TCP 'bbr'; wanted reno or cubic"):
+        simulate_collective(QUIET, MIB, tcp=[Flows("bbr")])
+    with pytest.raises(NotAlikeError, match="beside TCP"):
+        simulate_collective(QUIET, MIB, hosts=4, whole=2, tcp=[Flows("cubic")])

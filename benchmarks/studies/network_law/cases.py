@@ -43,6 +43,7 @@ class Case(Piece):
     # what happens at 0.4 of the limit in the third call: "" for nothing, else as in ``rate=0.1``,
     # ``rtt=200``, ``policer=10``, ``loss=0.05``
     change: str = ""
+    tcp: str = ""  # flows beside the calls, as of ``lossycoll lab --tcp``
     delivery: str = "lossy"  # the option; ``repair``, ``fec`` and ``algorithm`` are, too
     repair: int = 0
     fec: float = 0.0
@@ -105,6 +106,9 @@ class Goal:
 
     ratio: float | None = None  # time over the limit, at most
     missing: float | None = None  # share of packets beyond those that the network loses, at most
+    # shares of the busiest port that TCP uses: of the job at least and at most, and TCP's at least
+    job: tuple[float, float] | None = None
+    tcp: float | None = None
 
 
 GOALS = {
@@ -121,6 +125,7 @@ GOALS = {
     "hosts of several": Goal(1.2, 0.001),
     "asymmetric": Goal(1.15, 0.005),
     "sites": Goal(1.15, 0.005),
+    "tcp": Goal(job=(0.2, 0.6), tcp=0.2),
 }
 """By kind; docs/congestion-results.md says where they come from."""
 
@@ -133,6 +138,7 @@ def cases() -> Iterator[Case]:
     yield from _changes()
     yield from _uneven()
     yield from _sites()
+    yield from _beside_tcp()
     yield from _other()
 
 
@@ -221,6 +227,13 @@ def _sites() -> Iterator[Case]:
     yield Case("sites", 4, 200, 20, 8, sites=2, queue_ms=5)
     yield Case("sites", 4, 200, 20, 8, sites=2, gap_s=0.3)
     yield Case("sites", 4, 200, 20, 8, sites=2, algorithm="transpose")
+
+
+def _beside_tcp() -> Iterator[Case]:
+    for hosts in (2, 4, 8):
+        yield Case("tcp", hosts, 100, 20, 25, tcp="cubic")
+        yield Case("tcp", hosts, 100, 20, 25, tcp=f"cubic:{hosts}")
+    yield Case("tcp", 4, 100, 20, 25, tcp="reno")
 
 
 def _changes() -> Iterator[Case]:

@@ -24,6 +24,7 @@ import lossycoll._native
 
 from benchmarks.common.results import ROOT, Result, append, load, source
 from benchmarks.common.tables import fill_and_keep, markdown
+from lossycoll.cli.lab import tcp_flows
 from lossycoll.options.fields import Options
 from lossycoll.simulate.collective import Change, simulate_collective
 
@@ -60,6 +61,7 @@ def measure(case: Case, pacing: str = Options().pacing) -> dict[str, Any]:
         settle=settle,
         gap=case.gap_s,
         changes=changes,
+        tcp=[tcp_flows(case.tcp)] if case.tcp else [],
     )
     last = changes[-1].network if changes else case.network
     sent = sum(call.counts.packets for call in found.steady)
@@ -78,6 +80,8 @@ def measure(case: Case, pacing: str = Options().pacing) -> dict[str, Any]:
             name: sum(getattr(call.counts, name) for call in found.steady) / max(1, sent)
             for name in COUNTS
         },
+        "job": 1 / found.ratio if found.ratio else 0.0,
+        "tcp": max((flow.mbit / case.mbit for flow in found.tcp), default=0.0),
         "wall": time.perf_counter() - begin,
     }
 
@@ -92,6 +96,10 @@ def missed(case: Case, figures: dict[str, Any]) -> list[str]:
     expected = figures["loss"] if case.delivery == "lossy" and not case.repair else 0.0
     if goal.missing is not None and figures["missing"] > expected + goal.missing:
         out.append(f"missing {figures['missing']:.2%} > {expected + goal.missing:.2%}")
+    if goal.job is not None and not goal.job[0] <= figures["job"] <= goal.job[1]:
+        out.append(f"job {figures['job']:.0%} of the link")
+    if goal.tcp is not None and figures["tcp"] < goal.tcp:
+        out.append(f"TCP {figures['tcp']:.0%} of the link")
     return out
 
 

@@ -16,9 +16,9 @@ from rich.table import Column, Table
 
 from lossycoll.cli.answer import EXIT_FAILED, Answer
 from lossycoll.cli.argtypes import real, size, whole
-from lossycoll.cli.lab import NUMBERS, add_numbers, numbers
+from lossycoll.cli.lab import NUMBERS, add_numbers, numbers, tcp_flows
 from lossycoll.errors import OptionError
-from lossycoll.lab import network_io
+from lossycoll.lab import network_io, report
 from lossycoll.lab.network import Network
 from lossycoll.lab.profiles import PROFILES, profile
 from lossycoll.options.fields import Options
@@ -57,6 +57,9 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
     text = (
         "a rank rests so long between two turns, as on a busy machine (a 200th of the round trip)"
     )
+    text = "flows of TCP (reno, cubic) beside the calls, as of lossycoll lab; may be repeated"
+    form = "NAME[:COUNT[:A-B]][@SHARE]"
+    add("--tcp", action="append", type=tcp_flows, default=[], metavar=form, help=text)
     add("--wake-ms", type=real(0), metavar="MS", help=text)
     add(
         "--sweep",
@@ -101,10 +104,11 @@ def run_collective(options: argparse.Namespace) -> Answer:
         for row in rows
         if row["hosts_simulated"] < row["hosts"]
     ]
+    beside = [line for one in found for line in report.tcp_flows(one.tcp)]
     title = f"{options.collective} of {options.bytes / (1 << 20):g} MiB on {options.network}"
     return Answer(
         rows if name else rows[0],
-        [table(name, rows, title), *folded],
+        [table(name, rows, title), *folded, *beside],
         partial(draw, name, rows, title),
         EXIT_FAILED if any(one.failed for one in found) else 0,
     )
@@ -183,6 +187,7 @@ def simulated(options: argparse.Namespace, group: Options) -> Simulated:
             calls=options.calls,
             settle=min(options.settle, options.calls - 1),
             gap=options.gap,
+            tcp=options.tcp,
             grain=None if options.wake_ms is None else options.wake_ms * 1e-3,
             whole=whole,
         )
@@ -226,6 +231,7 @@ def figures(found: Simulated) -> dict[str, Any]:
             "network": per_call["lost"],
             "receive_buffer": per_call["overflow"],
         },
+        "tcp": report.tcp_flows_data(found.tcp),
         "calls": [
             {"seconds": call.seconds, "missing": call.missing, "code": call.code}
             for call in found.calls

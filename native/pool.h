@@ -19,7 +19,8 @@ typedef struct {
 void *lc_pool_take(lc_pool *pool, pthread_mutex_t *lock, size_t need, size_t *got);
 /* Keeps the block in the place of an empty or the smallest one, which is freed. */
 void lc_pool_give(lc_pool *pool, pthread_mutex_t *lock, void *block, size_t bytes);
-/* Frees what has been kept since the call before, or leaves that to lc_pool_take. Takes the lock. */
+/* Frees what has been kept since the call before, or leaves that to lc_pool_take. Takes the lock.
+ */
 void lc_pool_age(lc_pool *pool, pthread_mutex_t *lock, int frees);
 void lc_pool_clear(lc_pool *pool);
 

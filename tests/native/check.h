@@ -1,6 +1,6 @@
 /* CHECK(condition): prints where it failed and goes on, so that one run shows every failure. With
- * CHECK_FIRST in the environment the first one ends the program, for who looks whether there is any.
- * A test's main ends with `return check_result("name");`. */
+ * CHECK_FIRST in the environment the first one ends the program, for who looks whether there is
+ * any. A test's main ends with `return check_result("name");`. */
 #ifndef LC_CHECK_H
 #define LC_CHECK_H
 

@@ -126,6 +126,8 @@ def settings(found: Found, mtu: int, port_range: str) -> dict[str, str]:
     policed = [way.rate.got for way in ways if way.rate and way.rate.limit == "policer"]
     if policed:
         out["LOSSYCOLL_PACE"] = str(_pace(min(policed)))
+    if keepalive := _keepalive(*(way.idle for way in ways)):
+        out["LOSSYCOLL_KEEPALIVE"] = keepalive
     return out
 
 
@@ -213,14 +215,29 @@ def _pace(mbit: float) -> int:
     return int(PACE_SHARE * mbit * 1e6 / 8)
 
 
-def _idle(name: str, idle: dict[int, bool]) -> Finding:
+def _forgotten(idle: dict[int, bool]) -> tuple[int, int]:
+    """Seconds after which a flow still lives, and after which it doesn't; 0: none was tried."""
     dead = min((seconds for seconds, lives in idle.items() if not lives), default=0)
+    return max((seconds for seconds in idle if seconds < dead), default=0), dead
+
+
+def _keepalive(*idles: dict[int, bool]) -> str:
+    """Option that keeps flows alive where the usual one doesn't; "": it does, or nothing would."""
+    ends = [lived or dead / 2 for lived, dead in map(_forgotten, idles) if dead]
+    usual = Options().keepalive
+    return f"{min(ends) / 3:.2g}" if ends and min(ends) < 3 * usual else ""
+
+
+def _idle(name: str, idle: dict[int, bool]) -> Finding:
+    lived, dead = _forgotten(idle)
     text = f"alive after {max(idle)} s of silence"
     if dead:
-        lived = max((seconds for seconds in idle if seconds < dead), default=0)
         text = f"forgotten after {lived} to {dead} s of silence"
+    keepalive = _keepalive(idle)
+    also = f", or set LOSSYCOLL_KEEPALIVE={keepalive} on all ranks" if keepalive else ""
     advice = (
-        "a firewall or NAT forgets UDP flows that are idle while ranks compute: raise its timeout "
-        "(sysctl net.netfilter.nf_conntrack_udp_timeout) or let the ports pass in both directions"
+        f"a firewall or NAT forgets UDP flows that are idle while ranks compute: raise its timeout "
+        f"(sysctl net.netfilter.nf_conntrack_udp_timeout), let the ports pass in both directions"
+        f"{also}"
     )
     return warn_unless(not dead, f"{name}: idle flows", text, advice)

@@ -111,7 +111,7 @@ def test_a_running_job_tells_of_its_ports_and_links(
 def test_ports_that_are_closed_and_ranks_that_tell_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = ("127.0.0.1", free_port())
     with socket.create_server(("127.0.0.1", 0)) as server:
-        answer = "0123456789abcdef", (server.getsockname(), closed), []
+        answer: Any = "0123456789abcdef", (server.getsockname(), closed), []
         monkeypatch.setattr(status, "ask", lambda place: answer)
         found = {one.name: one for one in job.examine("127.0.0.1:1")}
     reached = found["TCP (control)"]

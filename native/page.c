@@ -255,8 +255,11 @@ static void show_member(lc_page *page, const lc_group *g, const lc_member *m) {
     to->packets_received += m->packets_received;
     to->packets_missing += m->packets_missing;
     enum lc_silence silence = lc_silence_of(g, m);
-    if (silence)
-        to->silence = (uint8_t)silence;
+    if (!silence)
+        return;
+    to->silence = (uint8_t)silence;
+    if (silence != LC_NO_DATA)
+        to->link_loss = 1; /* as stats_of has it: of a dead path no loss is measured */
 }
 
 void lc_page_publish(lc_host *h) {

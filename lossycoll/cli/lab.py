@@ -158,7 +158,8 @@ def _run(chosen: argparse.Namespace) -> Answer:
         "tcp": report.tcp_data(took[0]) if took else None,
     }
     _say(_traffic(counters) if network.has_levels else ())
-    _say(report.took(counters))
+    named = {pair for each in (network, *(later for *_, later in steps)) for pair in each.links}
+    _say(report.took(counters, named))
     _say(report.tcp(took[0]) if took else ())
     if unasked := sum(host.unasked for host in counters.hosts):
         lost = "packets were lost that nobody asked for"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from lossycoll.options.fields import Options
+from lossycoll.runtime.control.schema import Address
 from lossycoll.runtime.core.logfmt import named
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.failures import place_of, place_text
@@ -161,11 +162,23 @@ def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
             return status_page.pages(calls=calls)
         except UnsafeFolder as error:
             raise Unreachable(f"the folder of status pages isn't safe: {error}") from None
+    session, places, records = ask(place, CALLS if calls else STATUS)
+    if not records:
+        raise Unreachable(
+            f"the rank at {place} is one of {len(places)} of job {session}, and tells nothing "
+            f"more: it runs with LOSSYCOLL_STATUS=off, or can't write its status page (its log "
+            f"says why)"
+        )
+    return records
+
+
+def ask(place: str, purpose: str = STATUS) -> tuple[str, tuple[Address, ...], list[Record]]:
+    """The session of the job of whoever listens at a place, where its ranks listen, and the
+    records that can be had. Unreachable: the text says why."""
     host, port = place_of(place)
     secret = usable_secret()
     try:
-        purpose = CALLS if calls else STATUS
-        session, places, records = ask_job(host, port, secret, purpose=purpose)
+        return ask_job(host, port, secret, purpose=purpose)
     except NoAnswer as error:
         raise NoRank(
             f"{place} gives no answer ({error.args[0]}): it isn't a rank or a swarm's directory of "
@@ -177,13 +190,6 @@ def find_records(place: str | None, *, calls: bool = False) -> list[Record]:
         hint = " (has the job ended?)" if isinstance(error, ConnectionRefusedError) else ""
         said = error.strerror or error
         raise Unreachable(f"nobody can be reached at {place}: {said}{hint}") from None
-    if not records:
-        raise Unreachable(
-            f"the rank at {place} is one of {len(places)} of job {session}, and tells nothing "
-            f"more: it runs with LOSSYCOLL_STATUS=off, or can't write its status page (its log "
-            f"says why)"
-        )
-    return records
 
 
 def _add_stacks(job: Job) -> None:

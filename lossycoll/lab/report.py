@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -58,8 +58,9 @@ def _both(
     ]
 
 
-def took(counters: Counters) -> list[str]:
-    """A table of what took packets: the rows that lost the most, and the sum."""
+def took(counters: Counters, named: Collection[tuple[int, int]] = ()) -> list[str]:
+    """A table of what took packets: the rows that lost the most, the sum, and of it the links of
+    ``named``."""
     found = rows(counters)
     sent = sum(host.up.packets for host in counters.hosts)
     causes = map(sum, zip(*(row.causes for row in found), strict=True))
@@ -67,12 +68,21 @@ def took(counters: Counters) -> list[str]:
     worst = sorted((row for row in found if row.lost), key=lambda row: -row.lost)
     shown = [row for row in found if row in worst[:ROWS_MAX]]
     lines = [_line("", "packets", "injected", "queues", "policers")]
-    for row in (*shown, total):
-        shares = (f"{n} ({n / max(1, row.packets):.2%})" if n else "-" for n in row.causes)
-        lines.append(_line(row.where, f"{row.packets}", *shares))
+    lines += map(_row, (*shown, total))
+    for pair in sorted(pair for pair in named if pair in counters.links)[:ROWS_MAX]:
+        link = counters.links[pair]
+        dropped, policed = link.queue.dropped, link.queue.policed
+        offered = link.offered + dropped + policed
+        name = "of it link {}-{}".format(*pair)
+        lines.append(_row(Row(name, offered, link.lost, dropped, policed)))
     if len(worst) > len(shown):
         lines.append(f"and {len(worst) - len(shown)} more, in --counters")
     return lines
+
+
+def _row(row: Row) -> str:
+    shares = (f"{n} ({n / max(1, row.packets):.2%})" if n else "-" for n in row.causes)
+    return _line(row.where, f"{row.packets}", *shares)
 
 
 def _line(where: str, *columns: str) -> str:

@@ -81,8 +81,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         ("bench --dtype int8", "int8"),
         ("bench --seconds inf", "'inf' is not"),
         ("doctor --fix", "--fix"),
-        ("doctor --peer h:99", "'h:99' has a port; --peer h --peer-port 99 on both ends choose"),
-        ("doctor --peer [::1]:99", "--peer [::1] --peer-port 99"),
+        ("doctor --peer h:99999", "'h:99999' is no HOST:PORT"),
         (
             "lab python train.py",
             "'python' is not one of run, verify, check, clean, profiles; a comm",

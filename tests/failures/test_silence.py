@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 import lossycoll
-from tests.support.deaf_sockets import drop_from
+from tests.support.deaf_sockets import drop_data, drop_from
 from tests.support.failure_cases import SLACK, Caught, catch, good
 from tests.support.harness import init, run_ranks
 from tests.support.sharded_cases import network, sharded
@@ -193,6 +193,50 @@ def test_a_direction_that_is_dead_is_named_by_both_ends(hosts: int) -> None:
     link = rf"the link from rank 1 \(127.0.0.1:\d+\) to rank {other} \(127.0.0.1:"
     assert re.search(link, text)
     assert f"the link from rank {other}" not in text
+
+
+# ---- only control comes ----
+
+
+def use_control(rank: int, world: int) -> Seen:
+    """Rank 1 hears of rank 0 all but data, in calls of 14 packets."""
+
+    def small() -> None:
+        dist.all_reduce(torch.ones(5_000))
+
+    init(TIMEOUT)
+    kept, seen = Kept(), Seen()
+    logging.getLogger("lossycoll").addHandler(kept)
+    logging.getLogger("lossycoll").setLevel(logging.INFO)
+    small()
+    dist.barrier()
+    if rank == 1:
+        seen.filtered = drop_data()
+    for _ in range(10):
+        small()
+    if rank == 1:
+        await_figures(True)
+    seen.silence = [peer.silence for peer in lossycoll.stats().peers]
+    with lossycoll.reliable():
+        seen.caught = catch(small)
+    seen.lines = kept.lines
+    return seen
+
+
+def test_a_link_over_which_only_control_comes_is_said_whatever_the_size_of_calls() -> None:
+    found = good(run_ranks(use_control, 2, {**ENV, "LOSSYCOLL_MTU": "1500"}, 60))
+    assert found[1].filtered
+    assert (found[0].silence, found[1].silence) == ([0, 0], [3, 0])
+    words = "only control comes from rank 0 (127.0.0.1:"
+    (warned,) = (line for level, line in found[1].lines if level == "WARNING" and words in line)
+    caught = found[1].caught
+    assert caught is not None
+    assert (caught.kind, caught.peer) == ("LinkError", 0)
+    assert "delivers no data" in caught.text
+    for text in (warned, caught.text):
+        assert "drop packets by what they hold" in text
+        assert "LOSSYCOLL_MTU" not in text
+    assert not any("WARNING" in level for level, _ in found[0].lines)
 
 
 # ---- methods that need the link ----

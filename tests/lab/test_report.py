@@ -41,6 +41,9 @@ def test_each_packet_is_in_one_row() -> None:
     # Who lost nothing isn't shown; the sum is of what hosts sent.
     assert not any(line[:3] == ["host", "1", "received"] for line in said)
     assert said[-1][:6] == ["all", "hosts", "sent", "500", "8", "(1.60%)"]
+    named = [line.split() for line in report.took(COUNTERS, {(0, 1)})]
+    assert named[:-1] == said
+    assert named[-1] == ["of", "it", "link", "0-1", "102", "3", "(2.94%)", "2", "(1.96%)", "-"]
 
 
 def test_a_long_table_shows_the_worst() -> None:

@@ -10,9 +10,11 @@ import struct
 from collections.abc import Sequence
 
 SO_ATTACH_FILTER = 26
-LOAD_WORD, LOAD_HALF, JUMP_EQUAL, JUMP_FROM, RETURN = 0x20, 0x28, 0x15, 0x35, 0x06
+LOAD_WORD, LOAD_HALF, LOAD_BYTE, JUMP_EQUAL, JUMP_FROM, RETURN = 0x20, 0x28, 0x30, 0x15, 0x35, 6
 SOURCE_PORT = 0
 """Where it lies in what the filter sees, which begins with the header of UDP."""
+TYPE, CONTROL = 8 + 3, 2
+"""Place of a packet's type (native/wire.h) behind the header of UDP, and the type of control."""
 CHANCE = (1 << 32) - 0x1000 + 56
 """Where it finds a number of 32 bits, another one each time."""
 
@@ -47,6 +49,12 @@ def drop_from(ports: Sequence[int]) -> int:
     for i, port in enumerate(ports):
         lines.append((JUMP_EQUAL, len(ports) - i, 0, port))
     return _attach([*lines, (RETURN, 0, 0, 1 << 16), (RETURN, 0, 0, 0)])
+
+
+def drop_data() -> int:
+    """Drop all packets that come but for control; returns the same."""
+    lines = [(LOAD_BYTE, 0, 0, TYPE), (JUMP_EQUAL, 1, 0, CONTROL)]
+    return _attach([*lines, (RETURN, 0, 0, 0), (RETURN, 0, 0, 1 << 16)])
 
 
 def drop_share(share: float) -> int:

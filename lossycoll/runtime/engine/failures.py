@@ -216,6 +216,10 @@ def error_of(failure: Failure, where: Where) -> LossyError:
 UDP_SILENT: Final = (
     "does a firewall drop UDP between the two (LOSSYCOLL_PORT_RANGE says which ports are used)?"
 )
+DATA_SILENT: Final = (
+    "does a filter or an interface on the way drop packets by what they hold (their size is no "
+    "matter: smaller ones are tried), or is LOSSYCOLL_INJECT set?"
+)
 RDMA_SILENT: Final = "has a port of RDMA lost its link (`rdma link`, LOSSYCOLL_DISABLE=verbs)?"
 
 
@@ -226,9 +230,7 @@ def _link_error(failure: Failure, where: Where) -> LinkError:
     if packets:
         seen = (
             f"{link} delivers no data: of {packets} packets that were sent over it none "
-            f"has come for {seconds}, though that rank's control packets do; does a "
-            f"firewall or an interface drop large packets (a smaller LOSSYCOLL_MTU helps), or is "
-            f"LOSSYCOLL_INJECT set?"
+            f"has come for {seconds}, though that rank's control packets do; {DATA_SILENT}"
         )
     else:
         by_rdma = "(RDMA " in where.peer(failure.peer)

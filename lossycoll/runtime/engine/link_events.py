@@ -17,7 +17,7 @@ from typing import Final
 
 from lossycoll.plan.sets import code_of
 
-from .failures import RDMA_SILENT, UDP_SILENT, Where
+from .failures import DATA_SILENT, RDMA_SILENT, UDP_SILENT, Where
 from .payload import IP_UDP_BYTES
 from .reports import PeerStats
 
@@ -172,10 +172,7 @@ def silence_sentence(peer: PeerStats, where: Where) -> str:
             f"only control comes from {who}: of {peer.silent_packets} packets of data that it sent "
             f"in {seconds} none has arrived; {seen}"
         )
-        remedy = (
-            "does a firewall or an interface drop large packets (a smaller LOSSYCOLL_MTU helps), "
-            "or is LOSSYCOLL_INJECT set?"
-        )
+        remedy = DATA_SILENT
     else:
         what = (
             f"nothing comes from {who}, though it isn't lost: no packet for {seconds}, and no "

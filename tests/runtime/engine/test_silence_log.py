@@ -41,7 +41,7 @@ SHARED = ("rank 0/2: ", "rank 1 (10.0.0.2:4711)", "30.5 s", "310 ", "LinkError")
             ),
         ),
         (TO, ("hears nothing of this rank", "LOSSYCOLL_PORT_RANGE")),
-        (NO_DATA, ("only control comes from rank 1", "900 packets", "LOSSYCOLL_MTU")),
+        (NO_DATA, ("only control comes from rank 1", "900 packets", "smaller ones are tried")),
     ],
 )
 def test_a_sentence_says_direction_figures_and_remedy(

@@ -1,4 +1,4 @@
-"""``lossycoll doctor --peer HOST``: finds the other end, measures, and says what to set."""
+"""``lossycoll doctor --peer HOST[:PORT]``: finds the other end, measures, and says what to set."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import contextlib
 import sys
 from typing import Final
 
-from lossycoll.errors import InterfaceError
+from lossycoll.errors import InterfaceError, OptionError
 from lossycoll.options.fields import Options
+from lossycoll.runtime.engine.failures import place_of, place_text
 
 from ...argtypes import whole
+from ...status import Unreachable
 from ..checks import Finding, Findings, Severity, fail_unless, warn_unless
+from . import job
 from .arrivals import Flow, Rate
-from .control import Limits, Meeting, PeerError
+from .control import Limits, Meeting, NoDoctor, PeerError
+from .job import LOSSY, LOSSY_ADVICE
 from .measure import LARGEST, Direction, Found, measure, open_ports
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the network between two hosts (run on both)")
-    how = "the other host, where this runs as well"
-    group.add_argument("--peer", type=_host, metavar="HOST", help=how)
+    how = "the other host, where this runs as well; with a rank's control port: its running job"
+    group.add_argument("--peer", type=_host, metavar="HOST[:PORT]", help=how)
     idle = "seconds that flows are left idle, to see whether they are forgotten; 0: not at all"
     for name, kind, default, metavar, meaning in (
         ("peer-port", whole(1, 65535), 29499, "PORT", "TCP port at which the two find each other"),
@@ -35,18 +39,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _host(text: str) -> str:
+    if not _is_place(text):
+        return text.removeprefix("[").removesuffix("]")
+    try:
+        return place_text(*place_of(text))
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _is_place(text: str) -> bool:
     host, _, port = text.rpartition(":")
-    if port.isdecimal() and (":" not in host or host.startswith("[")):
-        wanted = f"--peer {host} --peer-port {port} on both ends"
-        raise argparse.ArgumentTypeError(f"{text!r} has a port; {wanted} choose one")
-    return text.removeprefix("[").removesuffix("]")
+    return port.isdecimal() and (":" not in host or host.startswith("["))
 
 
 def run(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:
     """The findings, and the options to set; one finding where the ends don't find each other."""
+    place = options.peer
     try:
+        if _is_place(place):
+            return job.examine(place), {}
+        place = place_text(place, options.peer_port)
         return asyncio.run(_examine(options))
-    except (PeerError, InterfaceError) as error:
+    except (PeerError, InterfaceError, Unreachable) as error:
+        if isinstance(error, NoDoctor):
+            with contextlib.suppress(Unreachable):
+                return job.examine(place), {}
         return [Finding(f"peer {options.peer}", str(error), Severity.FAIL)], {}
 
 
@@ -75,8 +92,6 @@ def _tell(text: str) -> None:
     print(f"lossycoll doctor: {text}", file=sys.stderr, flush=True)
 
 
-LOSSY: Final = 0.001
-"""Share of lost packets that is worth a word."""
 PACE_SHARE: Final = 0.95
 """Share of a policer's rate for the pace; the rest is for others."""
 
@@ -111,6 +126,8 @@ def settings(found: Found, mtu: int, port_range: str) -> dict[str, str]:
     policed = [way.rate.got for way in ways if way.rate and way.rate.limit == "policer"]
     if policed:
         out["LOSSYCOLL_PACE"] = str(_pace(min(policed)))
+    if keepalive := _keepalive(*(way.idle for way in ways)):
+        out["LOSSYCOLL_KEEPALIVE"] = keepalive
     return out
 
 
@@ -169,10 +186,7 @@ def _loss(name: str, flow: Flow) -> Finding:
         f"{flow.lost:.2%} of {flow.sent:.0f} packets lost (up to {flow.run:.0f} in a row), "
         f"{flow.late:.2%} out of order, {flow.doubled:.2%} doubled"
     )
-    advice = (
-        "this path loses packets at a modest rate: training needs a method that brings them back "
-        "(lossycoll.DriftBound, LOSSYCOLL_REPAIR=2 or LOSSYCOLL_FEC=auto)"
-    )
+    advice = f"this path loses packets at a modest rate: {LOSSY_ADVICE}"
     return warn_unless(flow.lost < LOSSY, f"{name}: loss", text, advice)
 
 
@@ -201,14 +215,29 @@ def _pace(mbit: float) -> int:
     return int(PACE_SHARE * mbit * 1e6 / 8)
 
 
-def _idle(name: str, idle: dict[int, bool]) -> Finding:
+def _forgotten(idle: dict[int, bool]) -> tuple[int, int]:
+    """Seconds after which a flow still lives, and after which it doesn't; 0: none was tried."""
     dead = min((seconds for seconds, lives in idle.items() if not lives), default=0)
+    return max((seconds for seconds in idle if seconds < dead), default=0), dead
+
+
+def _keepalive(*idles: dict[int, bool]) -> str:
+    """Option that keeps flows alive where the usual one doesn't; "": it does, or nothing would."""
+    ends = [lived or dead / 2 for lived, dead in map(_forgotten, idles) if dead]
+    usual = Options().keepalive
+    return f"{min(ends) / 3:.2g}" if ends and min(ends) < 3 * usual else ""
+
+
+def _idle(name: str, idle: dict[int, bool]) -> Finding:
+    lived, dead = _forgotten(idle)
     text = f"alive after {max(idle)} s of silence"
     if dead:
-        lived = max((seconds for seconds in idle if seconds < dead), default=0)
         text = f"forgotten after {lived} to {dead} s of silence"
+    keepalive = _keepalive(idle)
+    also = f", or set LOSSYCOLL_KEEPALIVE={keepalive} on all ranks" if keepalive else ""
     advice = (
-        "a firewall or NAT forgets UDP flows that are idle while ranks compute: raise its timeout "
-        "(sysctl net.netfilter.nf_conntrack_udp_timeout) or let the ports pass in both directions"
+        f"a firewall or NAT forgets UDP flows that are idle while ranks compute: raise its timeout "
+        f"(sysctl net.netfilter.nf_conntrack_udp_timeout), let the ports pass in both directions"
+        f"{also}"
     )
     return warn_unless(not dead, f"{name}: idle flows", text, advice)

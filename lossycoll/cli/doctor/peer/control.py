@@ -41,6 +41,10 @@ class PeerError(Exception):
     """The other end is no doctor, can't be reached, or has gone."""
 
 
+class NoDoctor(PeerError):
+    """Something else listens there, perhaps a rank of a job."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Limits of what may be sent: an end's own, or those that both keep."""
@@ -287,8 +291,8 @@ class Meeting:
             min(own.rate, number(said, "rate", 1, 1 << 40)),
         )
 
-    def _no_doctor(self, what: str) -> PeerError:
-        return PeerError(
+    def _no_doctor(self, what: str) -> NoDoctor:
+        return NoDoctor(
             f"something else listens at {self._host}, TCP port {self._port}: it {what}; run "
             f"'lossycoll doctor --peer' there, and choose a free port by --peer-port on both ends"
         )

@@ -366,6 +366,24 @@ def test_a_translator_is_named() -> None:
     assert command.settings(found, 1500, "0") == {"LOSSYCOLL_PORT_RANGE": "42000-42099"}
 
 
+@pytest.mark.parametrize(
+    ("idle", "wanted"),
+    [
+        ({20: True, 31: False}, "6.7"),
+        ({5: False}, "0.83"),
+        ({31: True, 61: False}, None),
+        ({31: True}, None),
+        ({}, None),
+    ],
+)
+def test_flows_are_kept_alive_where_a_firewall_forgets_them_sooner_than_usual(
+    idle: dict[int, bool], wanted: str | None
+) -> None:
+    way = Direction({}, [], [], idle=idle)
+    found = command.settings(Found(Direction({}, [], []), way, None, 1.0), 1500, "42000-42009")
+    assert found.get("LOSSYCOLL_KEEPALIVE") == wanted
+
+
 # ---- networks ----
 
 QUICK = "import lossycoll.cli.doctor.peer.measure as m; m.IDLE_SECONDS = (1, 4)"
@@ -423,10 +441,12 @@ def test_a_filter_a_policer_and_flows_that_are_forgotten() -> None:
         # Of a bucket of 100 KiB, with headers; it fills while a busy machine holds up the sender.
         assert 80 <= int(passes[1]) < 200, checks
         assert checks[f"{name}: idle flows"]["found"] == "forgotten after 1 to 4 s of silence"
+        assert "or set LOSSYCOLL_KEEPALIVE=0.33" in checks[f"{name}: idle flows"]["advice"]
         assert checks[f"{way}: idle flows"]["found"] == "alive after 4 s of silence"
         assert checks["address of this host"]["status"] == "ok"
     assert options == its_options
     assert 1.2e6 < float(options["LOSSYCOLL_PACE"]) < 2.6e6
+    assert options["LOSSYCOLL_KEEPALIVE"] == "0.33", "a third of the time that flows live"
 
 
 @needs_lab

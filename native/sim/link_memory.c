@@ -354,6 +354,8 @@ static void send_packet(memory_net *net, uint16_t from, uint16_t to, const struc
     if (net->tap)
         net->tap(net->tap_context, from, to, iov);
     uint64_t leaves = passes_port(&net->up[net->place[from]], time_of(net), bytes);
+    if (leaves)
+        memory_path_of(net, net->place[from], net->place[to])->bytes += bytes;
     if (!leaves)
         net->counts.dropped++;
     else if (is_far(net, from, to))
@@ -572,8 +574,10 @@ static const lc_uplink_board *board(const lc_link *link, uint16_t peer) {
 }
 
 static void info(const lc_link *link, lc_link_info *info) {
+    uint32_t room = link->packet_max - LC_HEADER_BYTES;
     *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank),
-                           .payload_bytes = (uint16_t)(link->packet_max - LC_HEADER_BYTES)};
+                           .payload_bytes =
+                               (uint16_t)(link->payload_bytes ? link->payload_bytes : room)};
 }
 
 /* As a socket that gives memory back at once (link_udp.c): some of the room is for control. */

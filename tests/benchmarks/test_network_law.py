@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -25,8 +26,9 @@ def test_cases_differ_and_their_networks_can_be() -> None:
     assert {case.kind for case in table} == set(GOALS)
     assert {case.hosts for case in table} >= {2, 3, 4, 8, 16, 32, 64}
     for case in table:
-        changed = case.changed.network if case.change else case.network
-        assert (changed != case.network) == bool(case.change)
+        networks = [one.network for one in (case, *case.later)]
+        dies = case.change == "death"
+        assert all((a == b) == dies for a, b in itertools.pairwise(networks))
 
 
 def test_a_goal_is_missed_by_time_or_by_what_is_missing() -> None:

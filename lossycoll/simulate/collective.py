@@ -21,8 +21,18 @@ from ..runtime.collectives.endpoint import Endpoint
 from ..runtime.core.call import CallOptions, Collective
 from ..runtime.engine.binding import DType
 from ..runtime.engine.payload import payload_bytes
+from ..runtime.keys.secret import Secret
 from .fold import NotAlikeError, fold_of
-from .hosts import MOST_KNOWN, Counts, Hosts, missing_of, planned, planned_peers, traffic_of
+from .hosts import (
+    MOST_KNOWN,
+    Counts,
+    Hosts,
+    missing_of,
+    planned,
+    planned_elements,
+    planned_peers,
+    traffic_of,
+)
 
 MOST_RANKS: Final = 1024
 SETTLE: Final = 2
@@ -49,6 +59,9 @@ class Call:
     bound: str  # what the limit is of, in words
     missing: float  # the share of packets that was given up, over all ranks
     resent: int  # packets that were sent again
+    # at half of the limit: how far a host's furthest path was with what it carries, over its least
+    # far one, at the host where that is most; 0: unknown, as the network changed
+    spread: float
     counts: Counts  # what the network did
     code: int  # the engine's, of the rank that failed first; 0: none did
     tcp: tuple[FlowTook, ...] = ()  # what each flow of TCP took meanwhile
@@ -104,6 +117,10 @@ class Simulated:
             )
             for flow in zip(*(call.tcp for call in self.steady), strict=True)
         )
+
+    @property
+    def spread(self) -> float:
+        return statistics.median(call.spread for call in self.steady)
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -162,6 +179,7 @@ def simulate_collective(
     tcp: Sequence[Flows] = (),
     grain: float | None = None,
     whole: int | None = None,
+    secret: Secret | None = None,
 ) -> Simulated:
     """Runs a collective some times in a row, by whole engines in virtual time.
 
@@ -171,7 +189,8 @@ def simulate_collective(
     ``gap`` seconds between calls, beside flows of ``tcp``, and rest for ``grain`` seconds between
     two turns at least; None: by the round trip. ``whole`` hosts are simulated, which stand for the
     others, too (:mod:`.fold`): they divide the hosts, the network is the same everywhere, and of an
-    all-reduce each host owns whole packets, for which ``nbytes`` is rounded. None: all hosts.
+    all-reduce each host owns whole packets, for which ``nbytes`` is rounded. None: all hosts. With
+    a ``secret`` packets are sealed. TCP and seals exclude hosts that stand for others.
 
     Long because everything that a caller may choose is an argument.
     """
@@ -183,6 +202,8 @@ def simulate_collective(
     topology = topology_of(network, hosts, ranks_per_host, whole)
     whole = topology.n_hosts if whole is None else min(whole, topology.n_hosts)
     folds = whole < topology.n_hosts
+    if folds and secret is not None:
+        raise NotAlikeError("sealed packets can't be renamed: simulate all hosts, or no secret")
     if folds:
         if tcp:
             raise NotAlikeError("no host stands for others beside TCP; simulate all hosts")
@@ -198,10 +219,12 @@ def simulate_collective(
         "grain": grain_of(network) if grain is None else grain,
         "peers": _peers(topology, ranks, plan_of),
         "fold": fold,
+        "secret": secret,
     }
     done: list[Call] = []
     with Hosts(network, topology, options, **how) as world:
-        world.add_tcp(tcp)
+        if tcp:
+            world.add_tcp(tcp)
         for number in range(calls):
             mine = [change for change in changes if change.call == number]
             done.append(_run(world, network, collective, options, ask, mine))
@@ -300,6 +323,7 @@ def _run(
     for number in range(len(world.ranks)):
         world.submit(number, ask)
     limit, bound = _limit(world, network, collective, options)
+    spread = 0.0 if changes else _spread(world, limit / 2)
     for change in changes:
         world.run(begin + change.after)
         world.change(change.network)
@@ -311,10 +335,26 @@ def _run(
         bound=bound,
         missing=missing_of(reports),
         resent=images * sum(report.packets_resent for report in reports),
+        spread=spread,
         counts=world.counts().since(before, images),
         code=int(code),
         tcp=tuple(now.since(then) for now, then in zip(world.tcp(), tcp, strict=True)),
     )
+
+
+def _spread(world: Hosts, after: float) -> float:
+    """:attr:`Call.spread`, ``after`` seconds from now, to which time passes."""
+    plans = [rank.group.plan for rank in world.ranks]
+    planned = planned_elements([plan for plan in plans if plan is not None], world.topology)
+    before = world.sent()
+    world.run(world.now + after)
+    sent = world.sent() - before
+    worst = 1.0
+    for mine, of in zip(sent, planned, strict=True):
+        done = mine[of > 0] / of[of > 0]
+        if done.size:
+            worst = max(worst, float(done.max() / done.min()) if done.min() else float("inf"))
+    return worst
 
 
 def _limit(world: Hosts, network: Network, collective: str, options: Options) -> tuple[float, str]:

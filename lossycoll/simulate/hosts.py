@@ -13,6 +13,9 @@ from dataclasses import dataclass, fields
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from lossycoll._sim import ffi, lib
 
 from ..errors import EngineError, OptionError
@@ -28,6 +31,7 @@ from ..runtime.engine.failures import Code
 from ..runtime.engine.host import Host, step_functions
 from ..runtime.engine.payload import IP_UDP_BYTES, SHARED_PAYLOAD, payload_bytes
 from ..runtime.engine.reports import LinkInfo, Report
+from ..runtime.keys.secret import Secret
 from ..runtime.world.group_state import Health
 from ..runtime.world.messages import View
 from .fold import Fold, alike, stride_of
@@ -53,6 +57,8 @@ class Counts:
     policed: int  # packets that were above a policer's rate
     lost: int  # by the links' own loss
     overflow: int  # packets that found a receive buffer full
+    site_packets: int  # that came to their sites' gateways
+    site_bytes: int  # of those
     local_packets: int  # that were sent within hosts
     local_bytes: int  # of those
     turns: int  # that the engine took
@@ -176,6 +182,7 @@ class Hosts:
     wake-ups have it: what comes meanwhile is taken at once. ``peers`` are whom each rank will send
     to or hear of; the others are unknown to it, which takes less memory. None: all know all. With
     ``fold``, its ranks alone are simulated, and the network is that of the first host everywhere.
+    With a ``secret`` all packets between hosts are sealed, which excludes a fold.
     """
 
     def __init__(
@@ -187,11 +194,13 @@ class Hosts:
         grain: float,
         peers: Sequence[frozenset[int]] | None = None,
         fold: Fold | None = None,
+        secret: Secret | None = None,
     ) -> None:
         payload, topology = _packets(network, topology)
         self.topology: Final = topology
         world = topology.world if fold is None else fold.real
         self._fold: Final = fold
+        self._secret: Final = secret
         self._hosts: Final = topology.hosts[world - 1] + 1
         self.payload: Final = payload
         places = ffi.new("uint16_t[]", list(topology.hosts))
@@ -202,6 +211,7 @@ class Hosts:
         config.wire_bytes = IP_UDP_BYTES[4] + ETHERNET_BYTES
         config.capacity = 16_384  # what the kernel gives who may ask for 32 MiB
         config.local_payload = SHARED_PAYLOAD if topology.shares_hosts else 0
+        config.sealed = secret is not None
         config.grain_ns = round(grain * 1e9)
         config.seed = network.seed
         self._sim = lib.lc_sim_open(config, _engine())
@@ -233,6 +243,8 @@ class Hosts:
         mine = topology.members_of_hosts[topology.hosts[rank]]
         shared = dict.fromkeys(mine, (0, 0)) if len(mine) > 1 else None
         known = [("memory", 0) if i in peers or i == rank else None for i in range(world)]
+        if self._secret is not None:
+            host.seal(self._secret.path_secrets("", rank, world), self._secret.filter(""))
         host.start(SESSION, known, topology, shared)
         group = _Group(
             host, rank, world, number=GROUP, fault_group=GROUP, options=options, met=True
@@ -339,6 +351,13 @@ class Hosts:
                 operation.poll()
         return ends, Code.PENDING if waiting else Code(min(codes)), reports
 
+    def sent(self) -> NDArray[np.uint64]:
+        """Bytes that each simulated host's port has let through to each host."""
+        found = np.zeros((self._hosts, self.topology.n_hosts), np.uint64)
+        for host, row in enumerate(found):
+            lib.lc_sim_sent(self._sim, host, ffi.from_buffer("uint64_t[]", row))
+        return found
+
     def counts(self) -> Counts:
         found = ffi.new("lc_sim_counts *")
         lib.lc_sim_counted(self._sim, found)
@@ -349,6 +368,18 @@ def missing_of(reports: Sequence[Report]) -> float:
     """Share of the packets that was given up."""
     missing = sum(report.packets_missing for report in reports)
     return missing / (missing + sum(report.packets_received for report in reports) or 1)
+
+
+def planned_elements(plans: Sequence[Plan], topology: Topology) -> NDArray[np.float64]:
+    """Elements from each host of these plans to each other host."""
+    hosts = topology.hosts
+    found = np.zeros((hosts[plans[-1].rank] + 1, topology.n_hosts))
+    for plan in plans:
+        for slot in plan.slots:
+            for dest in slot.dests:
+                found[hosts[plan.rank], hosts[dest.peer]] += slot.length
+    np.fill_diagonal(found, 0)
+    return found
 
 
 def traffic_of(plans: Sequence[Plan], topology: Topology) -> dict[str, list[list[int]]]:

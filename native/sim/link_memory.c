@@ -371,6 +371,8 @@ static void send_by_port(memory_net *net, uint16_t from, uint16_t to, const stru
                          int how) {
     size_t bytes = iov[0].iov_len + iov[1].iov_len + net->wire;
     uint64_t leaves = passes_port(net, &net->up[net->place[from]], time_of(net), bytes, how);
+    if (leaves && !(how & FOREIGN))
+        memory_path_of(net, net->place[from], net->place[to])->bytes += bytes;
     if (leaves && is_far(net, from, to)) {
         packet *p = new_copy(net, from, to, iov, leaves);
         p->how = (uint8_t)how;
@@ -597,8 +599,10 @@ static const lc_uplink_board *board(const lc_link *link, uint16_t peer) {
 }
 
 static void info(const lc_link *link, lc_link_info *info) {
+    uint32_t room = link->packet_max - LC_HEADER_BYTES;
     *info = (lc_link_info){.port = (uint16_t)(1 + of_const(link)->rank),
-                           .payload_bytes = (uint16_t)(link->packet_max - LC_HEADER_BYTES)};
+                           .payload_bytes =
+                               (uint16_t)(link->payload_bytes ? link->payload_bytes : room)};
 }
 
 /* As a socket that gives memory back at once (link_udp.c): some of the room is for control. */

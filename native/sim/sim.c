@@ -130,13 +130,15 @@ lc_sim *lc_sim_open(const lc_sim_config *config, const lc_sim_engine *engine) {
     if (!sim)
         return NULL;
     uint32_t bytes = LC_HEADER_BYTES + config->payload_bytes;
+    bytes += config->sealed ? LC_TAG_BYTES : 0;
     sim->config = *config;
     sim->turn = (turn_function *)engine->turn;
     sim->idle_ns = (idle_function *)engine->idle_ns;
     sim->wait = (wait_function *)engine->wait;
     sim->net = memory_net_at(config->ranks, config->places, bytes, config->capacity, config->seed);
     memory_set_wire(sim->net, config->wire_bytes);
-    memory_forget_payloads(sim->net);
+    if (!config->sealed) /* zeros wouldn't pass for what was sealed */
+        memory_forget_payloads(sim->net);
     memory_set_wake(sim->net, packet_comes, sim);
     sim->local = config->local_payload ? local_net(config, sim) : NULL;
     sim->ranks = calloc(config->ranks + 1u, sizeof *sim->ranks);
@@ -186,6 +188,7 @@ void lc_sim_fold_step(lc_sim *sim, uint32_t op, uint16_t step) {
 
 void *lc_sim_setting(lc_sim *sim, uint16_t rank) {
     sim->links[0] = memory_link_open(sim->net, rank);
+    sim->links[0]->payload_bytes = sim->config.payload_bytes; /* tags take no part of it */
     sim->links[1] = sim->local ? memory_link_open(sim->local, rank) : NULL;
     sim->setting = (lc_setting){memory_clock(sim->net), sim->links, (uint16_t)(sim->local ? 2 : 1)};
     return &sim->setting;
@@ -396,6 +399,8 @@ void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts) {
     for (uint16_t i = 0; sim->has_sites && i < sim->places; i++) {
         const memory_port *out = memory_gateway_out(sim->net, i);
         const memory_port *in = memory_gateway_in(sim->net, i);
+        counts->site_packets += out->packets;
+        counts->site_bytes += out->bytes;
         counts->dropped_gateway += out->dropped + in->dropped;
         counts->policed += out->policed + in->policed;
     }
@@ -408,4 +413,9 @@ void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts) {
     counts->local_packets = memory_counts_of(sim->local).sent;
     for (uint16_t i = 0; i < sim->places; i++)
         counts->local_bytes += memory_port_up(sim->local, i)->bytes;
+}
+
+void lc_sim_sent(const lc_sim *sim, uint16_t place, uint64_t *bytes) {
+    for (uint16_t i = 0; i < sim->places; i++)
+        bytes[i] = memory_path_of(sim->net, place, i)->bytes;
 }

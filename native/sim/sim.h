@@ -28,6 +28,7 @@ typedef struct {
     uint32_t wire_bytes;    /* what networks below the engine add to it, */
     uint32_t capacity;      /* and packets that a rank's receive buffer holds */
     uint16_t local_payload; /* data bytes of a packet in a host's memory; 0: there is none */
+    uint8_t sealed;         /* 1: hosts will seal (lc_host_seal); not with a fold */
     uint64_t grain_ns;      /* a rank that has had its turns rests for so long at least */
     uint64_t seed;
 } lc_sim_config;
@@ -40,6 +41,7 @@ typedef struct {
     uint64_t policed;                    /* at ports and gateways */
     uint64_t lost;                       /* by the links' own chance */
     uint64_t overflow;                   /* found a receive buffer full */
+    uint64_t site_packets, site_bytes;   /* of those sent, came to their sites' gateways */
     uint64_t local_packets, local_bytes; /* within hosts */
     uint64_t turns;                      /* of the engine */
 } lc_sim_counts;
@@ -85,6 +87,8 @@ uint64_t lc_sim_now(const lc_sim *sim);
  * has not. */
 uint64_t lc_sim_ended(const lc_sim *sim, uint16_t rank, int *code);
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts);
+/* What a host's port has let through to each host. */
+void lc_sim_sent(const lc_sim *sim, uint16_t place, uint64_t *bytes);
 
 /* cdef end */
 

@@ -24,7 +24,7 @@ static void test_small_operations(void) {
 
 /* Four hosts begin at once, each with three paths through one port. In the end of each operation
  * some path has had the port for itself, and knows no better. */
-static void test_after_a_pause(void) {
+static void test_after_a_pause(int paces_port) {
     static const double pauses_ms[] = {12000, 40000};
     for (int k = 0; k < 2; k++) {
         slow_scenario s = {.seed = 1,
@@ -35,6 +35,7 @@ static void test_after_a_pause(void) {
                            .loss = 0.01,
                            .burst = 1,
                            .capacity = 2000,
+                           .paces_port = paces_port,
                            .bytes = 26214400,
                            .ops = 4,
                            .deep = 1,
@@ -43,11 +44,12 @@ static void test_after_a_pause(void) {
         const memory_counts *first = &r->ops[0].counts, *last = &r->ops[3].counts;
         double dropped =
             (double)(last->dropped - first->dropped) / (double)(last->sent - first->sent);
-        CHECK_AT(dropped < 0.01, "%.0f s: dropped %.4f", s.pause_ms / 1000, dropped);
+        CHECK_AT(dropped < 0.01, "port %d, %.0f s: dropped %.4f", paces_port, s.pause_ms / 1000,
+                 dropped);
         for (uint32_t i = 1; i < r->ended; i++) {
             double times = slow_seconds(r, i) / slow_limit_s(&s);
-            CHECK_AT(times < 1.3, "%.0f s, operation %u: %.2f times the limit", s.pause_ms / 1000,
-                     i, times);
+            CHECK_AT(times < 1.3, "port %d, %.0f s, operation %u: %.2f times the limit", paces_port,
+                     s.pause_ms / 1000, i, times);
         }
         free(r);
     }
@@ -120,7 +122,8 @@ int main(int argc, char **argv) {
     test_small_operations();
     if (check_samples(argc, argv))
         return check_result("test_slow_links");
-    test_after_a_pause();
+    for (int paces_port = 0; paces_port < 2; paces_port++)
+        test_after_a_pause(paces_port);
     test_paced_ports();
     test_short_queues();
     return check_result("test_slow_links");

@@ -15,7 +15,13 @@ from lossycoll.lab.network import ETHERNET_BYTES, Link, Network, Port, link_fiel
 from lossycoll.lab.tcp import Flows
 from lossycoll.options.fields import Options
 from lossycoll.plan import Topology
-from lossycoll.runtime.engine.payload import HEADER_BYTES, IP_UDP_BYTES, payload_bytes
+from lossycoll.runtime.engine.payload import (
+    HEADER_BYTES,
+    IP_UDP_BYTES,
+    TAG_BYTES,
+    payload_bytes,
+)
+from lossycoll.runtime.keys.secret import Secret
 from lossycoll.simulate import collective as module
 from lossycoll.simulate.collective import (
     COLLECTIVES,
@@ -58,6 +64,27 @@ def test_two_hosts_lose_nothing_and_take_no_less_than_their_ports_do() -> None:
         assert data <= call.counts.bytes < 1.1 * data
         assert call.counts.local_packets == 0
     assert "200 Mbit/s" in found.bound
+
+
+def test_paths_of_a_host_share_its_port_alike_unless_one_is_slow() -> None:
+    alike = simulate_collective(QUIET, MIB, hosts=4)
+    assert 1 <= alike.spread < 1.1
+    slow = replace(QUIET, hosts=4).with_link((0, 1), rate_mbit=10)
+    assert simulate_collective(slow, MIB, hosts=4).spread > 1.5
+
+
+def test_sealed_packets_have_tags_and_are_opened() -> None:
+    plain, sealed = (
+        simulate_collective(QUIET, MIB, hosts=3, secret=secret)
+        for secret in (None, Secret.of(b"a secret of some length"))
+    )
+    assert not sealed.failed
+    assert sealed.missing == 0
+    for one, other in zip(plain.calls, sealed.calls, strict=True):
+        more = other.counts.bytes - one.counts.bytes
+        assert more == pytest.approx(TAG_BYTES * one.counts.packets, rel=0.2)
+    with pytest.raises(NotAlikeError, match="sealed"):
+        simulate_collective(QUIET, MIB, hosts=4, whole=2, secret=Secret.of(b"any"))
 
 
 def test_large_packets_leave_a_port_that_may_send_little() -> None:
@@ -211,6 +238,9 @@ def test_a_gateway_bounds_what_leaves_its_site() -> None:
     least = 2 * MIB * 8e-6 / 50 + 0.01  # half a sum goes each way, twice
     assert found.steady[0].limit == pytest.approx(least, rel=0.01)
     assert least < found.seconds < 1.3 * least
+    for call in found.steady:  # each gateway lets out 2 MiB, and what is sent within sites is more
+        assert 4 * MIB < call.counts.site_bytes < 1.15 * 4 * MIB
+        assert 0 < call.counts.site_packets < call.counts.packets
 
 
 def test_hosts_behind_a_gateway_send_at_equal_rates() -> None:

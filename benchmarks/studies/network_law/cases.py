@@ -40,14 +40,17 @@ class Case(Piece):
     reorder: float = 0.0  # share of packets that come 5 ms late
     up_mbit: float = 0.0  # the rate from hosts to the network, where it differs; 0: it doesn't
     gap_s: float = 0.0  # pause between calls
-    # what happens at 0.4 of the limit in the third call: "" for nothing, else as in ``rate=0.1``,
-    # ``rtt=200``, ``policer=10``, ``loss=0.05``
+    # what happens at 0.4 of the limit in the third call, and after a comma in the sixth: "" for
+    # nothing, else as in ``rate=0.1``, ``rtt=200``, ``policer=10``, ``loss=0.05``; ``death``: the
+    # last host's, as the third call begins
     change: str = ""
     tcp: str = ""  # flows beside the calls, as of ``lossycoll lab --tcp``
     delivery: str = "lossy"  # the option; ``repair``, ``fec`` and ``algorithm`` are, too
     repair: int = 0
     fec: float = 0.0
     algorithm: str = "auto"
+    collective: str = "all_reduce"  # whose largest buffer has ``mib``
+    sealed: bool = False
     calls: int = 5  # how many count
     seed: int = 3
 
@@ -59,7 +62,7 @@ class Case(Piece):
     @property
     def work(self) -> float:
         """About how many packets it takes, in millions."""
-        calls = self.calls + SETTLE + (SETTLE + 1 if self.change else 0)
+        calls = self.calls + SETTLE + (SETTLE + 1) * len(self.later)
         return calls * 2 * (self.hosts - 1) * self.ranks * self.mib * (1 << 20) / 1408e6
 
     @property
@@ -89,10 +92,18 @@ class Case(Piece):
         )
 
     @property
-    def changed(self) -> Case:
-        """What it is like after the change."""
-        name, _, value = self.change.partition("=")
+    def later(self) -> list[Case]:
+        """What it is like after each change."""
+        out: list[Case] = []
+        for change in self.change.split(",") if self.change else ():
+            out.append((out[-1] if out else self)._after(change))
+        return out
+
+    def _after(self, change: str) -> Case:
+        name, _, value = change.partition("=")
         number = float(value or 0)
+        if name == "death":
+            return replace(self, hosts=self.hosts - 1, change="")
         if name == "rate":
             up = self.up_mbit * number
             return replace(self, mbit=self.mbit * number, up_mbit=up, change="")
@@ -102,18 +113,20 @@ class Case(Piece):
 
 @dataclass(frozen=True)
 class Goal:
-    """Bounds of medians. None: the figure is only shown."""
+    """Bounds of medians. None: no bound."""
 
     ratio: float | None = None  # time over the limit, at most
     missing: float | None = None  # share of packets beyond those that the network loses, at most
+    spread: float | None = None  # of a host's paths at half of the limit, at most
     # shares of the busiest port that TCP uses: of the job at least and at most, and TCP's at least
     job: tuple[float, float] | None = None
     tcp: float | None = None
 
 
 GOALS = {
-    "clean": Goal(1.12, 0.001),
+    "clean": Goal(1.12, 0.001, 1.1),
     "loss": Goal(1.15, 0.005),
+    "parity": Goal(1.15 * 1.1, 0.005),  # a tenth of what travels; nothing is to be missing
     "policer": Goal(1 / 0.9, 0.03),
     "change": Goal(1.15, 0.005),
     "change to policer": Goal(1 / 0.9, 0.03),
@@ -150,6 +163,7 @@ def sample() -> list[Case]:
         Case("loss", 4, 100, 20, 4, loss=0.01, calls=3),
         Case("policer", 2, 100, 20, 4, policer_ms=10, calls=3),
         Case("sites", 4, 200, 20, 8, sites=2, calls=3),
+        Case("loss", 4, 100, 20, 4, loss=0.01, repair=1, calls=3),
     ]
 
 
@@ -184,6 +198,8 @@ def _clean() -> Iterator[Case]:
         yield Case("clean", 8, 100, 20, 4, gap_s=gap)
     for hosts in (2, 4, 8):
         yield Case("clean", hosts, 100, 20, 25)
+    for gap in (0.3, 10):
+        yield Case("clean", 2, 100, 20, 4, gap_s=gap)
     yield Case("clean", 2, 10_000, 0.2, 100, queue_ms=5, calls=3)
     yield Case("clean", 4, 10_000, 0.2, 100, queue_ms=5, calls=3)
     yield Case("clean", 4, 1000, 20, 100, calls=3)
@@ -194,6 +210,9 @@ def _loss() -> Iterator[Case]:
         for hosts in (2, 4, 8):
             yield Case("loss", hosts, 100, 20, 4, loss=loss)
     yield Case("loss", 4, 100, 20, 4, loss=0.01, burst=8)
+    for gap in (0.3, 10):
+        for hosts in (2, 4, 8):
+            yield Case("loss", hosts, 100, 20, 4, loss=0.01, gap_s=gap)
     yield Case("loss", 8, 1000, 20, 25, loss=0.01)
     yield Case("loss", 4, 1000, 80, 25, loss=0.01)
     yield Case("loss", 8, 20, 40, 4, loss=0.02)
@@ -244,6 +263,12 @@ def _changes() -> Iterator[Case]:
         yield Case("change", hosts, 100, 200, 4, change="rtt=5")
         yield Case("change to policer", hosts, 100, 20, 4, change="policer=10")
     yield Case("change", 4, 100, 20, 4, change="loss=0.05")
+    yield Case("change", 16, 100, 20, 8, change="rate=0.1")
+    for hosts in (2, 4, 8):
+        yield Case("change", hosts, 100, 5, 4, change="rtt=200,rtt=5")
+        yield Case("change", hosts, 100, 20, 4, change="policer=10,policer=0")
+    for hosts in (4, 8):
+        yield Case("change", hosts, 100, 20, 4, change="death")
 
 
 def _uneven() -> Iterator[Case]:
@@ -267,5 +292,11 @@ def _other() -> Iterator[Case]:
         yield Case("reliable", hosts, 100, 20, 4, delivery="reliable", loss=0.01)
         yield Case("loss", hosts, 100, 20, 4, loss=0.01, repair=1)
         yield Case("clean", hosts, 100, 20, 4, algorithm="ring")
+        yield Case("parity", hosts, 100, 20, 4, loss=0.01, fec=0.1)
+    for hosts in (4, 8):
+        for collective in ("all_gather", "reduce_scatter", "broadcast", "all_to_all"):
+            yield Case("clean", hosts, 100, 20, 8, collective=collective)
+        yield Case("clean", hosts, 100, 20, 4, sealed=True)
+    yield Case("loss", 4, 100, 20, 4, loss=0.01, sealed=True)
     for hosts, ranks in ((2, 2), (2, 8), (4, 4), (8, 4)):
         yield Case("hosts of several", hosts, 100, 20, 8, ranks=ranks)

@@ -220,6 +220,8 @@ def figures(found: Simulated) -> dict[str, Any]:
         "failed": found.failed,
         "network_packets": per_call["packets"],
         "network_bytes": per_call["bytes"],
+        "site_packets": per_call["site_packets"],
+        "site_bytes": per_call["site_bytes"],
         "host_packets": per_call["local_packets"],
         "host_bytes": per_call["local_bytes"],
         "dropped": {

@@ -19,6 +19,7 @@ def test_json_has_the_figures_of_one_network(capsys: pytest.CaptureFixture[str])
     assert found["seconds"] > found["limit_seconds"] - 0.01 > 0
     assert found["dropped"]["network"] > 0
     assert found["network_bytes"] > found["host_packets"] > 0
+    assert found["site_bytes"] == found["site_packets"] == 0  # one site
     assert len(found["calls"]) == 3
 
 

@@ -85,7 +85,7 @@ def test_a_mean_after_local_steps_is_by_samples_or_equal() -> None:
             replica.samples = samples
             torch.nn.init.constant_(replica.model.weight, value)
         study.average(replicas, by_samples)
-        assert [float(one.model.weight) for one in replicas] == [wanted] * 2
+        assert [one.model.weight.item() for one in replicas] == [wanted] * 2
         assert not any(one.samples for one in replicas)
 
 

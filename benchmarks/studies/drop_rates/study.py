@@ -208,8 +208,12 @@ def table(results: Sequence[Result], other: str = FIXED) -> str:
         for rate in RATES[1:]:
             if (base, rate) not in loss:
                 continue
-            runs_of = [one.figures for one in mine if one.settings["rate"] == rate]
-            dropped = sum(figures["dropped"] for figures in runs_of) / len(runs_of)
+            shares = [
+                one.figures["dropped"]
+                for one in mine
+                if one.settings["rate"] == rate and one.settings["divisor"] in (base, other)
+            ]
+            dropped = sum(shares) / len(shares)
             keys = ((base, rate), (other, rate), (f"less {base}", rate))
             lines.append([
                 *(task, f"{loss[base, rate].n}", f"{100 * dropped:.1f}%"),

@@ -3,7 +3,8 @@
 ``lossycoll lab --hosts 4 --up-mbit 50 --down-mbit 50 --delay-ms 10 -- python -m
 benchmarks.micro.lab_all_reduce`` prints a row: medians in a loop and after computing, over the
 limit. The same processes have a group of each, which take turns. ``--report docs`` writes the row
-into performance.md.
+into performance.md, into the table that ``--table`` names. Lossy's options are those of the
+environment.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import os
 import statistics
 import time
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -66,8 +68,10 @@ def main() -> None:
     parser.add_argument("--busy-ms", type=float, default=50, help="of computing (%(default)s)")
     parser.add_argument("--mbit", type=float, required=True, help="a port's, for the limit")
     parser.add_argument("--lost", default="0%", help="what the network loses, for the row (0%%)")
+    parser.add_argument("--table", default=TABLE.name, help="of the page (%(default)s)")
     add_report(parser, TABLE.page)
     options = parser.parse_args()
+    table = replace(TABLE, name=options.table)
     torch.set_num_threads(1)
     dist.init_process_group("lossy")
     groups = {"lossy": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
@@ -91,7 +95,7 @@ def main() -> None:
         missing = float(share[0] / max(1, share[1]))
         row = [f"{world}", f"{options.mbit:g}", options.lost, f"{options.mib:g} MiB", *cells]
         row += [f"{missing:.2%}", f"{os.getloadavg()[0]:.0f}"]
-        print(TABLE.report(options.report, [row]), flush=True)
+        print(table.report(options.report, [row]), flush=True)
     dist.destroy_process_group()
 
 

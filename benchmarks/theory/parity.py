@@ -11,7 +11,7 @@ from lossycoll.plan import copies
 from lossycoll.plan.faults import Inject
 from lossycoll.plan.sets import Code
 from tests.oracle.masks import lost
-from tests.oracle.parity import fitted, shape_of
+from tests.oracle.parity import Shape, fitted, shape_of
 from tests.oracle.recovery import left
 from tests.support.network import Network
 
@@ -31,7 +31,7 @@ class Left:
 
     measured: float  # the mean over streams
     error: float  # its standard error
-    predicted: float  # by the chain
+    predicted: float  # by the chain, of sets by their sizes
 
 
 def left_missing(
@@ -45,10 +45,20 @@ def left_missing(
         gone = lost(faults, 0, op, 0, 1, 0, n + parity)
         back = shape.recover(gone[:n], void, ~gone[n:])
         shares.append(float((gone[:n] & ~back).mean()))
-    columns = int(np.bincount(shape.of_data)[0])
-    sets = int(shape.of_data[: shape.window].max()) + 1
     error = float(np.std(shares) / np.sqrt(len(shares)))
-    return Left(float(np.mean(shares)), error, left(loss, burst, columns, code.rows, sets))
+    return Left(float(np.mean(shares)), error, predicted(shape, n, loss, burst))
+
+
+def predicted(shape: Shape, n: int, loss: float, burst: float) -> float:
+    """The share of a stream of ``n`` packets by the chain: of its sets, weighed by their sizes."""
+    columns, rows = np.bincount(shape.of_data), np.bincount(shape.of_parity)
+    total = 0.0
+    for first in range(0, n, shape.window):
+        sets = np.unique(shape.of_data[first : first + shape.window])
+        for one in sets:
+            data, parity = int(columns[one]), int(rows[one])
+            total += data * left(loss, burst, data, parity, len(sets))
+    return total / n
 
 
 def left_by_engines(

@@ -12,7 +12,7 @@ from torch import nn
 import lossycoll
 from benchmarks.common.results import Result
 from benchmarks.studies.drop_rates import study
-from benchmarks.studies.drop_rates.study import COMPLETED, FIXED, Run
+from benchmarks.studies.drop_rates.study import COMPLETED, FIXED, LOCAL, SWARM, Run
 
 
 def test_gradients_are_those_of_dropcompute() -> None:
@@ -50,9 +50,10 @@ def test_a_threshold_drops_its_share_and_never_the_first(rate: float) -> None:
 
 def test_runs_are_compared_with_those_of_their_seed() -> None:
     planned = list(study.runs(["digits"]))
-    assert len(set(planned)) == len(planned) == 24 * 9
+    assert len(set(planned)) == len(planned) == 24 * 18
     run = Run("digits", COMPLETED, 0.1, 1)
     assert run.base == Run("digits", COMPLETED, 0.0, 1) in planned
+    assert Run("digits", SWARM, 0.1, 1).base == Run("digits", LOCAL, 0.0, 1) in planned
     figures = {"loss": 0.2, "accuracy": 0.9, "dropped": 0.1}
     results = [
         Result(replace(run, seed=seed, **how).settings, {**figures, "loss": loss})
@@ -74,3 +75,27 @@ def test_a_short_training_drops_what_it_should(monkeypatch: pytest.MonkeyPatch) 
     fewer = study.train(Run("digits", COMPLETED, 0.2, 1), Namespace())
     assert whole["dropped"] == 0 < fewer["dropped"]
     assert whole["loss"] != fewer["loss"]
+
+
+def test_a_mean_after_local_steps_is_by_samples_or_equal() -> None:
+    task = study.TASKS["digits"](8)
+    for by_samples, wanted in ((True, 2.5), (False, 2.0)):
+        replicas = [study.Replica(task, nn.Linear(1, 1)) for _ in range(2)]
+        for replica, samples, value in zip(replicas, (1, 3), (1.0, 3.0), strict=True):
+            replica.samples = samples
+            torch.nn.init.constant_(replica.model.weight, value)
+        study.average(replicas, by_samples)
+        assert [one.model.weight.item() for one in replicas] == [wanted] * 2
+        assert not any(one.samples for one in replicas)
+
+
+def test_local_steps_without_drops_are_the_same_by_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = study.TASKS["digits"]
+    monkeypatch.setattr(study, "TASKS", {"digits": lambda: task(10)})
+    found = {
+        (how, rate): study.train(Run("digits", how, rate, 1), Namespace())["loss"]
+        for how in (COMPLETED, LOCAL, SWARM)
+        for rate in (0.0, 0.2)
+    }
+    assert found[LOCAL, 0.0] == pytest.approx(found[SWARM, 0.0], rel=1e-5)
+    assert len({round(loss, 7) for loss in found.values()}) == 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,28 +18,46 @@ from benchmarks.common.results import Result
 from benchmarks.common.runner import PieceFailed
 from benchmarks.studies.large import study
 from benchmarks.studies.large.exchange import Exchange
-from lossycoll.plan import Plan, copies, draw_order, hierarchical, owner_count, packet_count
+from benchmarks.studies.large.replicas import Replicas
+from lossycoll.options.fields import Options
+from lossycoll.plan import (
+    Plan,
+    copies,
+    default_algorithm,
+    draw_order,
+    hierarchical,
+    owner_count,
+    packet_count,
+)
 from lossycoll.plan import reduce_scatter as scatters
 from lossycoll.plan.faults import parse
+from lossycoll.plan.order import FINER_PACKETS
 from lossycoll.plan.sets import NO_PARITY, Code
+from lossycoll.runtime.collectives import plan_cache
 from tests.oracle.parity import fitted
 from tests.support.network import GROUP, Network
 
-PAYLOAD, PER_PACKET, STREAM_PACKETS = 64, 16, 20
+PAYLOAD, PER_PACKET, STREAM_PACKETS = 192, 48, 20
 LOSSES = ("", "loss=0.2,seed=3", "loss=0.3,burst=5,seed=4")
+
+
+def size_of(collective: str, count: int, owners: int) -> int:
+    """Elements of the engine's packets in a call whose packets are cut."""
+    options = Options(max_missing=0.01, repair=0, stream_packets=STREAM_PACKETS)
+    by = default_algorithm(collective)
+    return plan_cache.finer(by, count, owners, PER_PACKET, options)
 
 
 def plans_of(collective: str, world: int, count: int, op: int) -> list[Plan]:
     if collective == "reduce_scatter":
-        return [scatters.reduce_scatter(world, rank, count, PER_PACKET) for rank in range(world)]
+        size = size_of(collective, count, world)
+        return [scatters.reduce_scatter(world, rank, count, size) for rank in range(world)]
     if collective == "all_gather":
         return [copies.all_gather(world, rank, count, PER_PACKET) for rank in range(world)]
     owners = owner_count(world, packet_count(count, PER_PACKET), STREAM_PACKETS)
     order = draw_order(7, GROUP, op, world)[:owners]
-    return [
-        hierarchical.all_reduce(world, rank, count, PER_PACKET, order=order)
-        for rank in range(world)
-    ]
+    size = size_of(collective, count, owners)
+    return [hierarchical.all_reduce(world, rank, count, size, order=order) for rank in range(world)]
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -55,6 +74,7 @@ def test_collectives_are_the_engines_to_the_bit(
         order_seed=7,
         group=GROUP,
         stream_packets=STREAM_PACKETS,
+        finer_packets=FINER_PACKETS,
     )
     dropped, rng = 0, np.random.default_rng(5)
     how: dict[str, Any] = {"code": code, "repair": repair, "deterministic": True}
@@ -89,6 +109,25 @@ def test_collectives_are_the_engines_to_the_bit(
     assert (dropped > 0) == bool(loss)
     assert (exchange.traffic.missing > 0) == bool(loss)
     assert (exchange.traffic.parity > 0) == bool(code.rows)
+
+
+def test_streams_of_ten_million_parameters_are_long() -> None:
+    """So the engine doesn't cut their packets, and all ranks are owners."""
+    size = study.SIZES["10m"]
+
+    def make() -> study.ByteGPT:
+        with torch.device("meta"):
+            return study.ByteGPT(size.layers, size.width, size.context)
+
+    exchange = study.exchange_of(study.Row("10m", "ddp", 0.2, 8.0, 1))
+    mib = int(size.bucket_mib * (1 << 20))
+    replicas = Replicas("ddp", make, torch.optim.AdamW, exchange, mib // 4, torch.device("meta"))
+    cut = study.exchange_of(study.Row("10m", "sharded", 0.2, 8.0, 1))
+    for begin, end in replicas.buckets:
+        per_packet = size.payload // 4
+        assert cut.size_for((end - begin) // study.WORLD) == per_packet
+        packets = packet_count(end - begin, per_packet)
+        assert owner_count(study.WORLD, packets, study.STREAM_PACKETS) == study.WORLD
 
 
 SMALL = study.Size(1, 32, 16, 8, 4, 4e-3, 512, 0.05, 8)
@@ -126,8 +165,11 @@ def test_methods_lose_packets_and_keep_replicas_together_as_they_should() -> Non
 
 
 @pytest.mark.usefixtures("small")
-def test_nothing_lost_is_training_of_one_model_by_the_whole_batch() -> None:
-    """By all methods, to rounding."""
+def test_nothing_lost_is_training_of_one_model_by_the_whole_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By all methods, to rounding of float32."""
+    monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())
     ours = [trained(method, 0.0, 1.0).replicas.flats[3] for method in study.METHODS]
     torch.manual_seed(1)
     model = study.ByteGPT(SMALL.layers, SMALL.width, SMALL.context)

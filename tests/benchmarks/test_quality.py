@@ -18,12 +18,13 @@ from benchmarks.studies.quality import report
 from benchmarks.studies.quality import study as command
 from benchmarks.studies.quality.matrix import (
     AGE_RULES,
+    ALONE_KINDS,
     BASE,
     CONTROL,
     DIAL_GOALS,
+    DIAL_TASKS,
     DISPERSED,
     FULL_SEEDS,
-    GOAL_KINDS,
     GOALS,
     LOSSES,
     TRIED,
@@ -50,8 +51,13 @@ def test_seeds_are_outermost_and_the_goals_come_first() -> None:
     last = list(runs((FULL_SEEDS + 1,)))
     assert {run.variant for run in last} == {BASE, *method_names(), *DIAL_GOALS}
     assert {(run.kind, run.loss) for run in last if run.variant != BASE} == set(
-        itertools.product(GOAL_KINDS, GOALS)
+        itertools.product(ALONE_KINDS, GOALS)
     )
+    # Of each seed, parity alone has all its goals, and a base for each.
+    for seeds in (found, last):
+        alone = {run for run in seeds if run.variant in DIAL_GOALS and run.task in DIAL_TASKS}
+        assert len(alone) == len(DIAL_GOALS) * 2 * 3 * 3 * 3 * len({run.seed for run in seeds})
+        assert {run.base for run in alone} <= set(seeds)
     half = len(found) // 2
     assert {run.seed for run in found[:half]} == {1}
     assert [run.cell for run in found[:half]] == [run.cell for run in found[half:]]
@@ -85,6 +91,7 @@ def test_faults_of_a_run() -> None:
     assert faults(Run("gpt", 4, "none", 0.0, "reliable", 3)) == ""
     assert faults(Run("gpt", 4, "single", 0.1, "ddp", 3)) == "loss=0.1,seed=3"
     assert faults(Run("gpt", 4, "bursty", 0.1, "ddp", 3)) == "loss=0.1,burst=8,seed=3"
+    assert faults(Run("gpt", 4, "bursty5", 0.1, "ddp", 3)) == "loss=0.1,burst=5,seed=3"
     assert batch_share(Run("gpt", 4, "bursty", 0.4, "ddp", 3)) == 1
     control = Run("gpt", 4, "single", 0.4, CONTROL, 3)
     assert faults(control) == ""

@@ -7,6 +7,7 @@ shown to have power: what it must reject is measured as well.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.theory import __main__ as command
 from benchmarks.theory import anchors, formulas, hosts, optireduce, orders
 from benchmarks.theory import experiments as theory
 from benchmarks.theory import owners as theory_owners
@@ -267,6 +269,15 @@ def test_parity_leaves_what_is_predicted(n: int, code: Code, loss: float, burst:
     # A few rows less are told apart from it, so the samples have power.
     less = left_missing(n, Code(code.size, code.rows - 4), loss, burst, drawn=120_000)
     assert less.measured - found.predicted > STANDARD_ERRORS * found.error
+
+
+def test_published_parity_is_within_its_errors() -> None:
+    """Of streams whose sets have unlike sizes as well."""
+    found = json.loads(command.JSON.read_text())["parity"]
+    cells = [cell for row in found for cell in row["by_packets"].values()]
+    assert len(cells) == 24
+    for cell in cells:
+        assert abs(cell["measured"] - cell["predicted"]) < STANDARD_ERRORS * cell["error"]
 
 
 def test_fewer_owners_leave_less_missing_and_send_more() -> None:

@@ -13,7 +13,7 @@ import pytest
 from benchmarks.common import runner, tcp
 from benchmarks.common.results import Result, append
 from benchmarks.common.runner import one_by_one
-from benchmarks.studies.time_to_loss import report
+from benchmarks.studies.time_to_loss import before, report
 from benchmarks.studies.time_to_loss import study as command
 from benchmarks.studies.time_to_loss.runs import PROFILES, VARIANTS, Budget, Run, runs
 
@@ -157,3 +157,11 @@ def test_what_is_done_is_not_run_again(
         assert (text[:7], text[-6:]) == ("before\n", "after\n")
         assert "docs/time-to-target.png" in text or "| home | lossy | 2 |" in text
     capsys.readouterr()
+
+
+def test_old_results_stand_beside_new_ones() -> None:
+    """Of those that were measured again."""
+    now = entry("home", "lossy", (0.0, 0, 4.0), (5.0, 10, 3.0), (10.0, 20, 2.0))
+    lines = before.table([SLOW, FAST, WORSE], [SLOW, now, WORSE]).splitlines()
+    assert len(lines) == 3
+    assert lines[2] == "| home | lossy | 1 | 19.8 | 9.9 | 10.0x | 20.0x |"

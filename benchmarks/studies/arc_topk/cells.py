@@ -62,7 +62,7 @@ class Cell(Piece):
     def name(self) -> str:
         path = f", {self.mbit:g} Mbit/s" if self.mbit else ""
         lost = f", {self.loss:.0%} lost" if self.kind == "train" else ""
-        variants = f": {'; '.join(self.variants)}" if self.task else ""
+        variants = f": {'; '.join(self.variants)}" if self.variants and self.task else ""
         return f"{self.kind} {self.task}{path}{lost}{variants}".replace(" ,", ",")
 
     @classmethod
@@ -77,6 +77,7 @@ def cells() -> Iterator[Cell]:
     yield Cell("contraction")
     for seed in speedup.SEEDS:
         yield Cell("speedup", seed=seed)
+        yield Cell("speedup", task=speedup.NETWORK, seed=seed)
     for mbit in (100.0, 1000.0):
         yield Cell("steps", STEP_VARIANTS, mbit)
     for task in TASKS:

@@ -19,12 +19,13 @@ PAPER_BYTES = 0.2 + 4 / 1024
 """Rows and a sketch of 4, of matrices with 1,024 columns."""
 
 
-def speedup(entries: Sequence[Result]) -> str:
-    """N times the error of N ranks, relative to the dense error of one; intervals over seeds."""
+def speedup(entries: Sequence[Result], task: str = "") -> str:
+    """N times the error of N ranks, relative to the dense error of one; intervals over seeds.
+    ``task``: of quadratics, or NETWORK."""
     errors = {
         (entry.settings["seed"], row["rule"], row["ranks"]): row["error"]
         for entry in entries
-        if entry.settings["kind"] == "speedup"
+        if (entry.settings["kind"], entry.settings["task"]) == ("speedup", task)
         for row in entry.figures
     }
     seeds = sorted({seed for seed, _, _ in errors})

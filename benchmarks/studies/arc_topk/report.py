@@ -14,6 +14,7 @@ from . import claims, plot
 from .cells import HOSTS, LOSSES
 from .figures import MBITS, Curve, step_figures, trainings
 from .long import report as long_report
+from .speedup import NETWORK
 from .tasks import TASKS
 from .variants import NONE_VARIANTS, RULE_VARIANTS, STEP_VARIANTS, TRAIN_VARIANTS
 
@@ -41,6 +42,7 @@ def tables(entries: Sequence[Result]) -> dict[str, str]:
         "forms": forms(found(entries, "forms")),
         "steps": steps(entries),
         "speedup": claims.speedup(entries),
+        "speedup-network": claims.speedup(entries, NETWORK),
         "contraction": claims.contraction(found(entries, "contraction")),
         "shares": claims.shares(entries),
         **{f"train-{task}": training(curves, task) for task in TASKS},

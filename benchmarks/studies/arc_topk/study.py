@@ -66,7 +66,7 @@ def measure_one(cell: Cell) -> Any:
     if cell.kind == "speedup":
         from .speedup import measure_speedup
 
-        return measure_speedup(cell.seed)
+        return measure_speedup(cell.seed, cell.task)
     config = {
         "what": cell.kind,
         "variants": list(cell.variants),

@@ -24,6 +24,7 @@ from lossycoll.plan import (
     Target,
     copies,
     draw_order,
+    finer_elements,
     hierarchical,
     owner_count,
     packet_count,
@@ -54,7 +55,7 @@ class Exchange:
     """The collectives of one group, numbered as the engine numbers them.
 
     ``code`` gives the parity of a stream by its number of packets. ``rounds`` are of resending;
-    None: nothing is lost. ``stream_packets`` is the option's.
+    None: nothing is lost. ``stream_packets`` and ``finer_packets`` are the options'.
     """
 
     def __init__(
@@ -66,12 +67,16 @@ class Exchange:
         code: Callable[[int], Code] = lambda packets: NO_PARITY,
         rounds: int | None = 0,
         stream_packets: int = 0,
+        finer_packets: int = 1,
         order_seed: int = 0,
         group: int = GROUP,
     ) -> None:
-        self.world, self.per_packet = world, payload // FLOAT_BYTES
+        self.world, self._whole = world, payload // FLOAT_BYTES
+        self.per_packet = self._whole
+        """Elements of a packet of the present call."""
         self.inject, self._code, self._rounds = inject, code, rounds
-        self._stream_packets, self._seed, self._group = stream_packets, order_seed, group
+        self._stream_packets, self._finer = stream_packets, finer_packets
+        self._seed, self._group = order_seed, group
         self.op = 0
         self.traffic = Traffic()
 
@@ -79,8 +84,9 @@ class Exchange:
         """The mean on all ranks, in place, each float32 (n,); owners are drawn."""
         elements = len(buffers[0])
         order = draw_order(self._seed, self._group, self.op, self.world)
-        packets = packet_count(elements, self.per_packet)
+        packets = packet_count(elements, self._whole)
         order = order[: owner_count(self.world, packets, self._stream_packets)]
+        self.per_packet = self.size_for(-(-elements // len(order)))
         plans = [
             hierarchical.all_reduce(self.world, rank, elements, self.per_packet, order=order)
             for rank in range(self.world)
@@ -89,6 +95,7 @@ class Exchange:
 
     def reduce_scatter(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """Each rank's chunk of the mean: float32 (world * n,) and (n,)."""
+        self.per_packet = self.size_for(len(outputs[0]))
         plans = [
             reduce_scatter.reduce_scatter(self.world, rank, len(outputs[0]), self.per_packet)
             for rank in range(self.world)
@@ -97,6 +104,7 @@ class Exchange:
 
     def all_gather(self, buffers: Sequence[Tensor]) -> None:
         """Each rank's chunk goes to all, in place, float32 (world * n,); what is lost stays."""
+        self.per_packet = self._whole
         chunk = len(buffers[0]) // self.world
         plans = [
             copies.all_gather(self.world, rank, chunk, self.per_packet)
@@ -104,6 +112,11 @@ class Exchange:
         ]
         own = [buffer[rank * chunk :][:chunk] for rank, buffer in enumerate(buffers)]
         self._run(plans, own, buffers)
+
+    def size_for(self, longest: int) -> int:
+        """Elements of a packet of a reduction whose longest stream has so many elements."""
+        packets = packet_count(longest, self._whole)
+        return finer_elements(self._whole, packets, self._stream_packets, self._finer)
 
     def _run(
         self, plans: Sequence[Plan], inputs: Sequence[Tensor], outputs: Sequence[Tensor]

@@ -26,7 +26,7 @@ from benchmarks.theory.owners import chosen
 from lossycoll.cli.demo import corpus as demo_data
 from lossycoll.cli.demo.model import ByteGPT, next_byte_loss
 from lossycoll.plan.faults import Inject
-from lossycoll.plan.order import STREAM_PACKETS
+from lossycoll.plan.order import FINER_PACKETS, STREAM_PACKETS
 from lossycoll.plan.sets import NO_PARITY, Code
 
 from .exchange import Exchange
@@ -104,6 +104,7 @@ def exchange_of(row: Row) -> Exchange:
         code=lambda packets: NO_PARITY if plain else code_of(packets, row.loss, row.burst),
         rounds=None if row.method == RELIABLE else 0,
         stream_packets=0 if plain else STREAM_PACKETS,
+        finer_packets=1 if plain else FINER_PACKETS,
         order_seed=row.seed,
     )
 

@@ -34,6 +34,7 @@ COSINE, CONSTANT = "cosine", "constant"
 PLANNED: Final = {
     ("digits", COSINE): (("ddp+driftbound", "sharded"), 6),
     ("digits", CONSTANT): (("ddp+driftbound", "sharded"), 6),
+    ("gpt", COSINE): (("ddp+driftbound", "sharded"), 6),
 }
 """Methods and seeds, by task and how the learning rate goes on after its warm-up."""
 

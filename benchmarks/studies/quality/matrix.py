@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.common.results import Piece
@@ -61,12 +61,15 @@ WIRES = (
 WIRE_LOSSES = (0.0, 0.1)
 # The three losses that have a goal come first.
 LOSSES = (0.1, 0.2, 0.4, 0.3)
-BURST = 8
+BURSTS = {"bursty": 8, "bursty5": 5}
 UNEVEN_FACTOR = 3
 UNEVEN_MOST = 0.9
 # What has a goal: at most so much of perplexity, in %, by loss.
 GOALS = {0.1: 0.4, 0.2: 1.0, 0.4: 3.0}
 GOAL_KINDS = KINDS[:2]
+SHORT_BURSTS = "bursty5"
+ALONE_KINDS = (*GOAL_KINDS, SHORT_BURSTS)
+"""Where parity alone has the goals, of all DIAL_TASKS."""
 FULL_SEEDS = 3
 """Further seeds are only for the methods where there is a goal, whose differences are the least."""
 
@@ -139,7 +142,7 @@ def faults(run: Run) -> str:
     if run.kind == "uneven":
         loss, bad = uneven(run.loss, run.world)
         links = {(0, 1): bad, (1, 0): bad}
-    return inject_text(loss, BURST if run.kind == "bursty" else 1, run.seed, links) or ""
+    return inject_text(loss, BURSTS.get(run.kind, 1), run.seed, links) or ""
 
 
 def batch_share(run: Run) -> float:
@@ -193,6 +196,7 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
                 for variant in (DDP.name, *method_names()):
                     yield Run(task, world, "none", 0.0, variant, seed)
         yield from _dials(seed)
+        yield from _alone(seed, (SHORT_BURSTS,))
         yield from _long_streams(seed)
         for loss in WIRE_LOSSES:
             for variant in WIRES:
@@ -228,5 +232,18 @@ def _with_goals(seed: int) -> Iterator[Run]:
         yield Run(TASKS[0], world, "none", 0.0, BASE, seed)
         for kind in GOAL_KINDS:
             for loss in GOALS:
-                for variant in (*method_names(), *DIAL_GOALS):
+                for variant in method_names():
                     yield Run(TASKS[0], world, kind, loss, variant, seed)
+    for task in DIAL_TASKS:
+        if task != TASKS[0]:
+            yield from (Run(task, world, "none", 0.0, BASE, seed) for world in WORLDS)
+    yield from _alone(seed, ALONE_KINDS)
+
+
+def _alone(seed: int, kinds: Collection[str]) -> Iterator[Run]:
+    """What has goals with nothing resent, less what other rows have of it."""
+    for task in DIAL_TASKS:
+        for world in WORLDS:
+            for kind in kinds:
+                for loss in GOALS:
+                    yield from (Run(task, world, kind, loss, one, seed) for one in DIAL_GOALS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics as plain
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lossycoll.cli.demo.methods import DDP, DRIFT_BOUND
 from . import plot
 from .matrix import (
     AGE_RULES,
+    ALONE_KINDS,
     BASE,
     DIAL_GOALS,
     DIAL_LOSS,
@@ -75,6 +77,7 @@ def tables(entries: Mapping[str, Result]) -> dict[str, str]:
         out[f"{task}-drift"] = drift_table(entries, task)
     out["traffic"] = traffic_table(entries)
     out["dial"] = dial_table(entries, DIAL_LOSS)
+    out["alone"] = alone_table(entries)
     out["wires"] = wire_table(entries)
     for world in WORLDS:
         found = cells(entries, change)
@@ -227,13 +230,47 @@ def goal_table(entries: Mapping[str, Result]) -> str:
     return markdown(["variant", "ranks", "loss", "goal", "measured", ""], rows)
 
 
-def together(entries: Mapping[str, Result], variant: str, loss: float) -> Estimate | None:
+def alone_table(entries: Mapping[str, Result]) -> str:
+    """The goals of parity alone: by task and of all, over 4 and 8 ranks; bytes are of the medians
+    of cells."""
+    shares = cells(entries, share_sent)
+    rows = []
+    for variant in DIAL_GOALS:
+        for tasks in (*((task,) for task in DIAL_TASKS), DIAL_TASKS):
+            for loss, most in GOALS.items():
+                got = together(entries, variant, loss, tasks, ALONE_KINDS)
+                if got is None:
+                    continue
+                by_kind = [together(entries, variant, loss, tasks, (k,)) for k in ALONE_KINDS]
+                sent = [
+                    shares[task, world, kind, loss, variant].mean
+                    for task, world, kind in product(tasks, WORLDS, ALONE_KINDS)
+                ]
+                rows.append([
+                    *(variant, tasks[0] if len(tasks) == 1 else "all", f"{loss:.0%}"),
+                    *(f"{got.n}", *(show(one, "%") for one in by_kind), show(got, "%")),
+                    *(f"+{most:g}%", verdict(got, most), f"{plain.median(sent):.2f}"),
+                ])  # fmt: skip
+    head = ("variant", "task", "loss", "seeds", "single", "bursts of 8", "bursts of 5", "all")
+    return markdown([*head, "goal", "", "bytes"], rows)
+
+
+def together(
+    entries: Mapping[str, Result],
+    variant: str,
+    loss: float,
+    tasks: Sequence[str] = ("gpt",),
+    kinds: Sequence[str] = GOAL_KINDS,
+) -> Estimate | None:
     """The mean change over all cells that have this goal, from the seeds that have run in all of
-    them: runs of one seed share their base, so a seed is one value and not four."""
+    them: runs of one seed share their base, so a seed is one value and not many."""
     change = perplexity_change(HEADLINE)
     values = []
     for seed in sorted({Run.of(entry.settings).seed for entry in entries.values()}):
-        wanted = [Run("gpt", w, kind, loss, variant, seed) for w in WORLDS for kind in GOAL_KINDS]
+        wanted = [
+            Run(task, world, kind, loss, variant, seed)
+            for task, world, kind in product(tasks, WORLDS, kinds)
+        ]
         pairs = [(entries.get(run.key), entries.get(run.base.key)) for run in wanted]
         found = [change(entry, base) for entry, base in pairs if entry and base]
         if len(found) == len(wanted):

@@ -58,13 +58,15 @@ def over_seeds(runs: Runs, variant: str, measure: Measure) -> Estimate:
     return estimate(measure(figures) for figures in runs[variant].values())
 
 
-def bases(task: str, variant: str) -> tuple[str, str, str]:
-    """What a variant is compared with: all bytes; PowerSGD in as many bytes as the variant, and the
-    same in int8. "" where there is none."""
+def bases(task: str, variant: str) -> tuple[str, ...]:
+    """What a variant is compared with: all bytes; PowerSGD in as many bytes as the variant, the
+    same in int8, and ARC-Top-K with ef14. "" where there is none."""
     level = next(names for names in LEVELS[task].values() if variant in names)
     factors = [name for name in level if name.startswith("PowerSGD")]
     plain = next((name for name in factors if INT8 not in name), "")
-    return DENSE, plain, next((name for name in factors if INT8 in name), "")
+    coded = next((name for name in factors if INT8 in name), "")
+    rows = (name for name in level if name.startswith("ARC") and name.endswith("ef14"))
+    return DENSE, plain, coded, next(rows, "")
 
 
 def difference(runs: Runs, variant: str, base: str, measure: Measure) -> Estimate | None:
@@ -80,7 +82,7 @@ def difference(runs: Runs, variant: str, base: str, measure: Measure) -> Estimat
 
 HEAD = ("bytes", "variant", "kB a step", "MB in all", "training loss", "held-out loss")
 MORE = "more than {}"
-BASES = ("dense", "PowerSGD", "PowerSGD in int8")
+BASES = ("dense", "PowerSGD", "PowerSGD in int8", "ARC with ef14")
 PERCENT = "conv"
 """The task of which right answers are shown: shares of right bytes say what the loss says."""
 

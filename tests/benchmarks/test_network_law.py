@@ -51,5 +51,6 @@ def test_the_sample_says_what_is_missed_and_continues(
     assert rows[0]["missed"] == []  # two hosts on a clean network
     assert rows[2]["figures"]["drops"]["lost"] > 0
     assert rows[3]["figures"]["ratio"] > 0
+    assert rows[5]["missed"] == rows[6]["missed"] == []  # acknowledgements wait behind data
     assert study.main(arguments) == status
     assert "0 to do" in capsys.readouterr().err

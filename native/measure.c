@@ -4,6 +4,7 @@ static const uint64_t EPOCH_NS = 10000000000u; /* memory of the least delays */
 static const double DRIFT = 1e-4;              /* of one clock against another, at most */
 static const uint32_t STRANGE_MAX = 16;        /* acknowledgements */
 static const double HOLD_MAX_S = 0.05;
+static const int64_t BURST_NS = 2000000; /* of the peer's queue, beyond what stands there */
 static const uint32_t TRAIN_MIN = 48, TRAIN_LEAST = 8;
 
 /* Nothing was measured for so long that the clocks may have drifted by more than a queue. */
@@ -126,13 +127,23 @@ int64_t lc_measure_sample(lc_measure *path, const lc_measure_ack *ack) {
     int64_t queue = 1000 * (relative - least_of(&path->way));
     if (queue > (int64_t)ack->rtt_ns)
         queue = (int64_t)ack->rtt_ns;
-    double hold = 1e-9 * (double)((int64_t)ack->elapsed_ns - least_of(&path->rtt) - queue);
+    int64_t back = (int64_t)ack->rtt_ns - least_of(&path->rtt) - queue, most = path->back_ns;
+    path->least_back_ns = back < path->least_back_ns ? back : path->least_back_ns;
+    if (path->bursts && back > most + BURST_NS)
+        back = most + BURST_NS;
+    double hold = 1e-9 * (double)((int64_t)(ack->elapsed_ns - ack->rtt_ns) + back);
     path->hold_s -= path->hold_s / 64;
     if (hold > path->hold_s)
         path->hold_s = hold < HOLD_MAX_S ? hold : HOLD_MAX_S;
     if (queue < LC_NOISE_NS / 8)
         path->lowest_ns = ack->now;
     return queue;
+}
+
+void lc_measure_round(lc_measure *path, int bursts) {
+    path->bursts = bursts;
+    path->back_ns = path->least_back_ns;
+    path->least_back_ns = INT64_MAX / 2;
 }
 
 void lc_measure_forget(lc_measure *path) {

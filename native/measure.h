@@ -33,8 +33,11 @@ typedef struct {
     uint32_t way_first_us;
     uint32_t strange; /* acknowledgements in a row whose clocks make no sense */
     double hold_s;    /* what threads add to a round trip; the path's own share is in rtt and way */
-    uint64_t lowest_ns; /* when the queue was last seen empty */
-    int watched;        /* the least delays are also taken on their own */
+    int bursts;       /* the peer sends bursts: what waits behind one is no part of that, */
+    int64_t back_ns;  /* beyond what stood before the peer's port in the last round, */
+    int64_t least_back_ns; /* and in this one */
+    uint64_t lowest_ns;    /* when the queue was last seen empty */
+    int watched;           /* the least delays are also taken on their own */
     lc_least watched_way, watched_rtt;
     /* the present train of packets */
     uint32_t train_us, train_taken; /* where it began */
@@ -54,6 +57,9 @@ double lc_measure_rtt_s(const lc_measure *path);
 int64_t lc_measure_way_ns(const lc_measure *path);
 /* From sending to hearing of it, without any queue, s. */
 double lc_measure_loop_s(const lc_measure *path);
+/* A round of packets ends. bursts: nothing paces what the two ends send. A window that covered the
+ * peer's bursts would send as large ones, which the peer's would cover. */
+void lc_measure_round(lc_measure *path, int bursts);
 /* The path is another: its delays are measured from here on. */
 void lc_measure_forget(lc_measure *path);
 /* From here on it is watched, without the queue of those who share it. */

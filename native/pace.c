@@ -107,10 +107,15 @@ static int tries_far(const lc_pace *pace) {
     return pace->share >= FAR_TRIAL && pace->far_tries >= 1;
 }
 
+/* By its port, or by itself. */
+static int is_paced(const lc_pace *pace) {
+    return pace->by_port || (!pace->same_host && pace->measure.rtt.known &&
+                             lc_measure_rtt_ns(&pace->measure) >= (int64_t)PACED_RTT_NS);
+}
+
 static void set_gate(lc_pace *pace, uint64_t now) {
     double rtt = lc_measure_rtt_s(&pace->measure);
-    if (pace->same_host || pace->by_port || !pace->measure.rtt.known ||
-        lc_measure_rtt_ns(&pace->measure) < (int64_t)PACED_RTT_NS) {
+    if (pace->by_port || !is_paced(pace)) {
         lc_rate_init(&pace->gate, 0, now);
         return;
     }
@@ -422,6 +427,7 @@ static void end_round(lc_pace *pace, uint64_t now) {
     pace->far_tries += FAR_PER_S * 1e-9 * (double)(now - pace->round_ns);
     pace->far_tries = pace->far_tries < FAR_TRIES ? pace->far_tries : FAR_TRIES;
     pace->round_ns = now;
+    lc_measure_round(&pace->measure, pace->alone && !is_paced(pace));
     pace->least_queue_ns = INT64_MAX;
     pace->best_rate = 0;
     pace->moved = pace->taken = 0;
@@ -432,15 +438,24 @@ static void end_round(lc_pace *pace, uint64_t now) {
     pace->most_share = 0;
 }
 
-static void watch_start(lc_pace *pace, uint64_t now, int64_t queue) {
+static int has_lasted(const lc_pace *pace, const lc_measure_ack *ack) {
+    int32_t peer_us = (int32_t)(ack->arrived_us - pace->high_us);
+    return ack->now - pace->high_ns > ROUND_MIN_NS ||
+           (pace->alone && !pace->by_port && peer_us > (int32_t)(3 * ROUND_MIN_NS / 1000));
+}
+
+/* A lone path's by the peer's clock, too: acknowledgements that waited behind what the peer itself
+ * sends come all at once. */
+static void watch_start(lc_pace *pace, const lc_measure_ack *ack, int64_t queue) {
     int64_t high = lc_measure_rtt_ns(&pace->measure) / 8;
     if (high < 2 * LC_NOISE_NS)
         high = 2 * LC_NOISE_NS;
     if (queue <= high)
         pace->high_ns = 0;
-    else if (!pace->high_ns)
-        pace->high_ns = now;
-    else if (now - pace->high_ns > ROUND_MIN_NS)
+    else if (!pace->high_ns) {
+        pace->high_ns = ack->now;
+        pace->high_us = ack->arrived_us;
+    } else if (has_lasted(pace, ack))
         start_cruising(pace);
 }
 
@@ -480,7 +495,7 @@ void lc_pace_acked(lc_pace *pace, const lc_measure_ack *ack, double share, int64
         pace->best_rate = rate > pace->best_rate ? rate : pace->best_rate;
         pace->least_queue_ns = queue < pace->least_queue_ns ? queue : pace->least_queue_ns;
         if (!pace->cruising)
-            watch_start(pace, ack->now, queue);
+            watch_start(pace, ack, queue);
         dip(pace, ack->now);
     }
     if (round_over(pace, ack->now))

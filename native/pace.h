@@ -25,7 +25,9 @@ typedef struct {
     double packet_bytes;
     int cruising;         /* the path's rate has been found */
     uint32_t flat_rounds; /* rounds of a start that delivered no more than the one before */
+    int alone;            /* no other path leaves by its interface */
     uint64_t high_ns;     /* since when the queue is too long for a start; 0: it is not */
+    uint32_t high_us;     /* the same by the peer's clock */
     uint32_t idle_rounds; /* rounds in a row with hardly any queue */
     uint32_t patience;    /* rounds of that before more is tried */
     double tried_from;    /* the rate before more was tried; 0: nothing is being tried */

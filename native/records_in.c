@@ -427,6 +427,7 @@ static void tell_path(lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
     if (!p->pace.same_host)
         lc_shared_rate_add(&via->rate, ack->now, ack->taken, p->pace.measure.rtt_ns,
                            p->pace.limited);
+    p->pace.alone = via->n_paths == 1;
     lc_pace_acked(&p->pace, ack, lc_fair_share(via, p, ack->now), -1);
     if (!lc_leaves_by_port(p))
         return;

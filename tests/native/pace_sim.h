@@ -230,6 +230,7 @@ static void sim_acked(sim *s, sim_flow *f) {
                               .arrived_us = (uint32_t)(here_ns / 1000) + f->clock_us,
                               .moved = moved,
                               .taken = taken};
+        f->pace.alone = s->n == 1;
         lc_pace_acked(&f->pace, &ack, s->share, -1);
     }
 }

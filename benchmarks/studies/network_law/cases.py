@@ -164,6 +164,8 @@ def sample() -> list[Case]:
         Case("policer", 2, 100, 20, 4, policer_ms=10, calls=3),
         Case("sites", 4, 200, 20, 8, sites=2, calls=3),
         Case("loss", 4, 100, 20, 4, loss=0.01, repair=1, calls=3),
+        Case("clean", 2, 1000, 1, 25, calls=3),
+        Case("clean", 2, 10_000, 0.2, 100, queue_ms=5, calls=3),
     ]
 
 

@@ -59,6 +59,5 @@ def test_the_sample_misses_no_goal_but_those_known_and_continues(
     assert f"{len(rows) - len(bad)} of {len(sample())} cases reach their goals" in out
     assert rows[2]["figures"]["drops"]["lost"] > 0
     assert rows[3]["figures"]["ratio"] > 0
-    assert rows[5]["missed"] == rows[6]["missed"] == []  # acknowledgements wait behind data
     assert study.main(arguments) == status
     assert "0 to do" in capsys.readouterr().err

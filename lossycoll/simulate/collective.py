@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import OptionError
 from ..lab.network import Network
@@ -323,7 +324,8 @@ def _run(
     for number in range(len(world.ranks)):
         world.submit(number, ask)
     limit, bound = _limit(world, network, collective, options)
-    spread = 0.0 if changes else _spread(world, limit / 2)
+    sent = world.sent()
+    world.count_until(begin + limit / 2)
     for change in changes:
         world.run(begin + change.after)
         world.change(change.network)
@@ -335,19 +337,17 @@ def _run(
         bound=bound,
         missing=missing_of(reports),
         resent=images * sum(report.packets_resent for report in reports),
-        spread=spread,
+        spread=0.0 if changes else _spread(world, sent),
         counts=world.counts().since(before, images),
         code=int(code),
         tcp=tuple(now.since(then) for now, then in zip(world.tcp(), tcp, strict=True)),
     )
 
 
-def _spread(world: Hosts, after: float) -> float:
-    """:attr:`Call.spread`, ``after`` seconds from now, to which time passes."""
+def _spread(world: Hosts, before: NDArray[np.uint64]) -> float:
+    """:attr:`Call.spread`, of a call before which ports had sent so much."""
     plans = [rank.group.plan for rank in world.ranks]
     planned = planned_elements([plan for plan in plans if plan is not None], world.topology)
-    before = world.sent()
-    world.run(world.now + after)
     sent = world.sent() - before
     worst = 1.0
     for mine, of in zip(sent, planned, strict=True):

@@ -351,8 +351,12 @@ class Hosts:
                 operation.poll()
         return ends, Code.PENDING if waiting else Code(min(codes)), reports
 
+    def count_until(self, when: float) -> None:
+        """The last time until which :meth:`sent` counts."""
+        lib.lc_sim_count_until(self._sim, int(when * 1e9))
+
     def sent(self) -> NDArray[np.uint64]:
-        """Bytes that each simulated host's port has let through to each host."""
+        """Bytes that each simulated host's port has let through to each host until then."""
         found = np.zeros((self._hosts, self.topology.n_hosts), np.uint64)
         for host, row in enumerate(found):
             lib.lc_sim_sent(self._sim, host, ffi.from_buffer("uint64_t[]", row))

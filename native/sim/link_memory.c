@@ -82,6 +82,7 @@ struct memory_net {
     int same_host, routed;
     double full;
     uint64_t full_ns;
+    uint64_t count_until_ns;
     uint64_t reads_ns; /* payloads are read so much later */
     memory_tap *tap;   /* NULL: none */
     void *tap_context;
@@ -371,7 +372,7 @@ static void send_by_port(memory_net *net, uint16_t from, uint16_t to, const stru
                          int how) {
     size_t bytes = iov[0].iov_len + iov[1].iov_len + net->wire;
     uint64_t leaves = passes_port(net, &net->up[net->place[from]], time_of(net), bytes, how);
-    if (leaves && !(how & FOREIGN))
+    if (leaves && !(how & FOREIGN) && time_of(net) <= net->count_until_ns)
         memory_path_of(net, net->place[from], net->place[to])->bytes += bytes;
     if (leaves && is_far(net, from, to)) {
         packet *p = new_copy(net, from, to, iov, leaves);
@@ -914,6 +915,10 @@ void memory_send_foreign(memory_net *net, uint16_t from, uint16_t to, size_t byt
                          const void *note, size_t n) {
     struct iovec iov[2] = {{(void *)(uintptr_t)note, n}, {net->zeros, bytes - n}};
     send_by_port(net, first_of(net, from), first_of(net, to), iov, FOREIGN);
+}
+
+void memory_count_until(memory_net *net, uint64_t at_ns) {
+    net->count_until_ns = at_ns;
 }
 
 uint64_t memory_next(const memory_net *net, uint16_t rank) {

@@ -27,7 +27,8 @@ typedef struct {
     uint64_t turn_ns; /* when the delay last changed its direction, and from where to where it */
     uint64_t jitter_from, jitter_to; /* goes since then */
     int in_burst;
-    uint64_t bytes; /* a count: what its sender's port let through to it */
+    uint64_t
+        bytes; /* a count: what its sender's port let through to it, until memory_count_until */
 } memory_path;
 
 /* What all packets from a place share, or all to it. */
@@ -88,6 +89,8 @@ void memory_send_foreign(memory_net *net, uint16_t from, uint16_t to, size_t byt
                          const void *note, size_t n);
 typedef void memory_hear(void *context, const void *note);
 void memory_set_hear(memory_net *net, memory_hear *hear, void *context);
+/* Paths count no bytes after that time. */
+void memory_count_until(memory_net *net, uint64_t at_ns);
 /* What networks below add to each packet: counts at ports and bottlenecks. */
 void memory_set_wire(memory_net *net, uint32_t bytes);
 /* The links of this net are memory that ranks share, with payloads of so many bytes. For links that

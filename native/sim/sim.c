@@ -415,6 +415,10 @@ void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts) {
         counts->local_bytes += memory_port_up(sim->local, i)->bytes;
 }
 
+void lc_sim_count_until(lc_sim *sim, uint64_t at_ns) {
+    memory_count_until(sim->net, at_ns);
+}
+
 void lc_sim_sent(const lc_sim *sim, uint16_t place, uint64_t *bytes) {
     for (uint16_t i = 0; i < sim->places; i++)
         bytes[i] = memory_path_of(sim->net, place, i)->bytes;

@@ -87,7 +87,8 @@ uint64_t lc_sim_now(const lc_sim *sim);
  * has not. */
 uint64_t lc_sim_ended(const lc_sim *sim, uint16_t rank, int *code);
 void lc_sim_counted(const lc_sim *sim, lc_sim_counts *counts);
-/* What a host's port has let through to each host. */
+/* What a host's port has let through to each host, until the last time that was given. */
+void lc_sim_count_until(lc_sim *sim, uint64_t at_ns);
 void lc_sim_sent(const lc_sim *sim, uint16_t place, uint64_t *bytes);
 
 /* cdef end */

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import lossycoll._native
+import lossycoll._sim
 import numpy as np
 
 from benchmarks.common.results import ROOT, Result, append, load, source
@@ -195,8 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def engine() -> str:
     """Tells this build of the engine from others."""
-    built = Path(lossycoll._native.__file__).read_bytes()
-    return hashlib.sha256(built).hexdigest()[:10]
+    built = [Path(one.__file__).read_bytes() for one in (lossycoll._native, lossycoll._sim)]
+    return hashlib.sha256(b"".join(built)).hexdigest()[:10]
 
 
 def row(case: Case, figures: dict[str, Any]) -> str:

@@ -107,8 +107,8 @@ def with_(env: dict[str, str], **per_rank: dict[str, str]) -> dict[int, dict[str
 
 def test_one_without_goes_by_udp(env: dict[str, str]) -> None:
     """A group may mix; packets are as small as both kinds of link need."""
-    env = {**env, "LOSSYCOLL_MTU": "1500"}
-    outcomes = good(run_ranks(rank_sums, 3, env, per_rank=with_(env, r2={"HAS_RDMA": "0"})))
+    without = {"HAS_RDMA": "0", "LOSSYCOLL_MTU": "1500"}
+    outcomes = good(run_ranks(rank_sums, 3, env, per_rank=with_(env, r2=without)))
     for outcome in outcomes[:2]:
         assert f"ranks={1 - outcome.rank}" in told(outcome)
         assert "payload=1408 " in outcome.stderr

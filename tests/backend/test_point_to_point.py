@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 import lossycoll
+from lossycoll._native import lib
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Ranks, init, note, run_good
 from tests.support.links import over, over_each_link
@@ -373,6 +374,37 @@ def fork(got: Any, peer: int, receive: Any) -> int:
         dist.destroy_process_group()
         os._exit(7)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def rank_whose_child_asks_the_engine(rank: int, world: int) -> int:
+    """By its library, past what refuses a child; while messages come."""
+    init()
+    gets = [torch.zeros(LARGE) for _ in range(20)]
+    if rank == 1:
+        dist.barrier()
+        for number in range(len(gets)):
+            dist.send(torch.full((LARGE,), float(number)), 0)
+        return 7
+    works: Any = [dist.irecv(got, 1) for got in gets]
+    backend: Any = dist.group.WORLD._get_backend(torch.device("cpu"))  # type: ignore[union-attr]
+    messages = backend._point_to_point._messages
+    tickets = list(messages._transfers)
+    assert len(tickets) == len(works)
+    dist.barrier()
+    child = os.fork()
+    if child == 0:
+        for ticket in tickets:  # whoever waits first for a message does the engine's work
+            lib.lc_group_wait(messages._engine._handle, ticket, 10**7)
+        os._exit(7)
+    for number, work in enumerate(works):
+        work.wait(timedelta(seconds=20))
+        assert (gets[number] == number).all()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@over_each_link
+def test_a_forked_child_takes_nothing_of_its_parents(link: str) -> None:
+    assert run_good(rank_whose_child_asks_the_engine, 2, {**CALM, **over(link)}) == [7, 7]
 
 
 def rank_again(rank: int, world: int) -> list[tuple[int, int]]:

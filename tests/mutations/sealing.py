@@ -163,8 +163,7 @@ SEALING = (
         "native/loop.c",
         "return h->forks == lc_forks() && pthread_mutex_trylock",
         "return pthread_mutex_trylock",
-        "tests/runtime/engine/test_sealed.py"
-        "::test_a_forked_child_seals_nothing_under_its_parents_numbers",
+        "tests/backend/test_point_to_point.py::test_a_forked_child_takes_nothing_of_its_parents",
     ),
     mutation(
         "a key for every claim",

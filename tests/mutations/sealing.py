@@ -159,13 +159,6 @@ SEALING = (
         f"{ENGINE}/test_sealed.py::test_nothing_can_be_read_on_the_wire",
     ),
     mutation(
-        "a forked child that takes turns",
-        "native/loop.c",
-        "return h->forks == lc_forks() && pthread_mutex_trylock",
-        "return pthread_mutex_trylock",
-        "tests/backend/test_point_to_point.py::test_a_forked_child_takes_nothing_of_its_parents",
-    ),
-    mutation(
         "a key for every claim",
         "native/seal.c",
         "    seal->claim_again_ns = now + LC_CLAIM_NS;\n",

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from lossycoll._native import lib
 
 import lossycoll
-from lossycoll._native import lib
 from tests.support.failure_cases import CALM, LIVENESS, QUIET, SLACK
 from tests.support.harness import Ranks, init, note, run_good
 from tests.support.links import over, over_each_link

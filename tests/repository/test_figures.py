@@ -31,7 +31,6 @@ BY_HAND = {
     "| task | model | optimizer | steps | evaluated on |",
     "| name | what it does |",
     "| size | parameters | steps, of 8 replicas together | packets |",
-    "| kind | time over the limit, at most | missing beyond the network's own loss, at most |",
     "| option | |",
     "| | |",
 }

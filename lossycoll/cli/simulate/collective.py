@@ -54,12 +54,12 @@ def add_collective(parser: argparse.ArgumentParser) -> None:
     add("--settle", type=whole(0), default=SETTLE, metavar="N", help=text)
     text = "for which ranks compute between calls (%(default)s)"
     add("--gap", type=real(0), default=0.0, metavar="SECONDS", help=text)
-    text = (
-        "a rank rests so long between two turns, as on a busy machine (a 200th of the round trip)"
-    )
     text = "flows of TCP (reno, cubic) beside the calls, as of lossycoll lab; may be repeated"
     form = "NAME[:COUNT[:A-B]][@SHARE]"
     add("--tcp", action="append", type=tcp_flows, default=[], metavar=form, help=text)
+    text = (
+        "a rank rests so long between two turns, as on a busy machine (a 200th of the round trip)"
+    )
     add("--wake-ms", type=real(0), metavar="MS", help=text)
     add(
         "--sweep",

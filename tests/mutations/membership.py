@@ -118,9 +118,9 @@ MEMBERSHIP = (
     ),
     mutation(
         "silence counted for twice as long",
-        "lossycoll/runtime/world/failure_detector.py",
-        "self.silence = liveness * SILENT_SHARE",
-        "self.silence = 2 * liveness * SILENT_SHARE",
+        "lossycoll/runtime/world/world_protocol.py",
+        "self._detector.silence = SILENT_SHARE * self.liveness",
+        "self._detector.silence = 2 * SILENT_SHARE * self.liveness",
         f"{PROTOCOL}::test_silence_is_death_within_the_liveness_and_not_long_before",
     ),
     mutation(

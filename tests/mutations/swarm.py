@@ -333,10 +333,10 @@ SWARM = (
     ),
     mutation(
         "another number, and packets of the one before",
-        "lossycoll/runtime/swarm/client.py",
-        "if had is not None and had.number != message.number:",
-        "if had is not None and had.number < 0:",
-        "tests/runtime/swarm/test_splits.py::test_one_port_is_enough_for_another_number",
+        "lossycoll/runtime/swarm/member.py",
+        "if not self._endpoints or self._endpoint.place != place:",
+        "if not self._endpoints:",
+        "tests/runtime/swarm/test_splits.py::test_a_redirected_peer_asks_for_its_reflexive_address",
     ),
     mutation(
         "peers that all open a directory at once",

@@ -447,11 +447,9 @@ class DirectoryClient:
         self._pending.pop(to, None)
 
     def _take_number(self, session: DirectorySession, message: protocol.Joined) -> None:
-        had, self.joined, self._redirected = self.joined, message, False
+        self.joined, self._redirected = message, False
         self._epoch = max(self._epoch, message.epoch)
         self.directories.prefer(session.place)
-        if had is not None and had.number != message.number:
-            self._standing.pop(protocol.Here, None)
 
     def _learn(self, session: DirectorySession, places: Sequence[Address]) -> None:
         """Take a directory list: the serving one first, then all in the order that other peers

@@ -50,10 +50,11 @@ class _Search:
 class FailureDetector:
     """One rank's judgement of others. Times are seconds of a clock that never runs backwards."""
 
-    def __init__(self, liveness: float, now: float) -> None:
+    def __init__(self, liveness: float, silence: float, now: float) -> None:
         self.interval = liveness / HEARTBEATS_PER_LIVENESS
         """Between two heartbeats of the coordinator."""
-        self.silence = liveness * SILENT_SHARE
+        self.silence = silence
+        """That is borne of a rank. May change."""
         self.due = now
         """When :meth:`tick` is to be called at the latest."""
         self._pause = self.interval

@@ -80,8 +80,8 @@ class WorldProtocol:
         self.note: Callable[[int, int, float], None] = lambda rank, state, heard: None
         """Has the status page say what is known of a rank: its state, and when it was heard."""
         self.states = self.sockets.states = Succession(self.world, self.rank)
-        self._detector = FailureDetector(self.liveness, self.clock())
-        self._detector.silence = SILENT_SHARE * max(self.liveness, MEETING_SECONDS)
+        meeting = SILENT_SHARE * max(self.liveness, MEETING_SECONDS)
+        self._detector = FailureDetector(self.liveness, meeting, self.clock())
         self._replay_log = ReplayLog(2 * self.liveness)
         self._foreign = 0
         self.welcomed: set[int] = set()

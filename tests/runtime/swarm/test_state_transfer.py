@@ -200,7 +200,9 @@ def test_a_donor_that_leaves_in_the_middle(
     assert "no more" in caplog.text or "not all of it" in caplog.text, "the fault did not happen"
 
 
-def test_the_only_donor_leaves(peers: Peers) -> None:
+@pytest.mark.parametrize("silently", [False, True])
+def test_the_only_donor_leaves(silently: bool, peers: Peers) -> None:
+    """Its engine says goodbye, or nothing: then the directory alone can tell the newcomer."""
     asked, goes = threading.Event(), threading.Event()
 
     def state() -> Snapshot:
@@ -223,12 +225,15 @@ def test_the_only_donor_leaves(peers: Peers) -> None:
     taking = threading.Thread(target=take)
     taking.start()
     assert asked.wait(20)
-    leaving = threading.Thread(target=one.close)
+    leaving = threading.Thread(target=one.client.close if silently else one.close)
     leaving.start()
-    goes.set()
+    if not silently:
+        goes.set()
     leaving.join(20)
-    taking.join(10)
+    taking.join(20)
+    goes.set()
     assert found, "it still waits for a peer that has left"
+    assert not isinstance(found[0], OperationTimeout)
 
 
 def test_rounds_go_on_beside_a_transfer(peers: Peers) -> None:

@@ -11,6 +11,7 @@ from lossycoll.runtime.world.failure_detector import (
     ARRIVAL_EACH,
     ARRIVAL_SECONDS,
     PROBE_SECONDS,
+    SILENT_SHARE,
     FailureDetector,
     Findings,
 )
@@ -20,7 +21,7 @@ HEARTBEAT = LIVENESS / 8
 
 
 def detector(ranks: list[int], *, expected: int = 0) -> FailureDetector:
-    made = FailureDetector(LIVENESS, 100.0)
+    made = FailureDetector(LIVENESS, SILENT_SHARE * LIVENESS, 100.0)
     made.watch(ranks, 100.0, expected=expected, pause=HEARTBEAT)
     return made
 

@@ -6,8 +6,9 @@
 void *lc_pool_take(lc_pool *pool, pthread_mutex_t *lock, size_t need, size_t *got) {
     void *block = NULL, *old = NULL;
     pthread_mutex_lock(lock);
-    for (int i = 0; i < LC_POOL_BLOCKS && !block; i++) {
-        if (pool->block[i] && pool->bytes[i] >= need && pool->bytes[i] / 4 <= need + 65536) {
+    for (int i = 0; i < LC_POOL_BLOCKS; i++) {
+        int fits = pool->bytes[i] >= need && pool->bytes[i] / 4 <= need + 65536;
+        if (pool->block[i] && !block && fits) {
             block = pool->block[i];
             *got = pool->bytes[i];
             pool->block[i] = NULL;

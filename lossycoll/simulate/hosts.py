@@ -265,6 +265,8 @@ class Hosts:
 
     def add_tcp(self, wanted: Sequence[Flows]) -> None:
         """Has flows of TCP send from now on; not with a fold."""
+        if self._secret is not None:  # such a net has no zeros in place of payloads
+            raise OptionError("no TCP is simulated beside sealed packets: leave the secret out")
         for kind, pair in placed(wanted, Network(hosts=self.topology.n_hosts)):
             if kind.congestion not in CONGESTION:
                 raise OptionError(

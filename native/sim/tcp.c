@@ -1,6 +1,7 @@
 #include "tcp.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Without an acknowledgement for so long all is taken for lost, after another twice as long. */
 static const uint64_t RTO_NS = 200000000u, RTO_FIRST_NS = 1000000000u, SECOND_NS = 1000000000u;
@@ -90,12 +91,13 @@ static void hear_ack(tcp_flows *flows, tcp_flow *f, const tcp_note *note) {
 
 static void hear(void *context, const void *bytes) {
     tcp_flows *flows = context;
-    const tcp_note *note = bytes;
-    tcp_flow *f = &flows->flows[note->flow];
-    if (note->is_ack)
-        hear_ack(flows, f, note);
+    tcp_note note; /* bytes in a packet are at any address */
+    memcpy(&note, bytes, sizeof note);
+    tcp_flow *f = &flows->flows[note.flow];
+    if (note.is_ack)
+        hear_ack(flows, f, &note);
     else
-        hear_data(flows, f, note);
+        hear_data(flows, f, &note);
 }
 
 tcp_flows *tcp_flows_new(memory_net *net, uint32_t packet, uint32_t ack, uint32_t payload) {

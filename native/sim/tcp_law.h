@@ -6,6 +6,8 @@
 #include <stdint.h>
 
 enum { TCP_RENO = 1, TCP_CUBIC = 2 };
+/* The receiver's window, in packets: without it a path that loses nothing is sent ever more. */
+static const double TCP_WINDOW_MOST = 65536;
 
 typedef struct {
     int kind;
@@ -48,6 +50,7 @@ static inline void tcp_law_acked(tcp_law *law, uint64_t now, uint64_t rtt_ns, do
         tcp_law_cubic(law, 1e-9 * (double)(now - law->cut_ns + rtt_ns), moved);
     else
         law->cwnd += moved / law->cwnd;
+    law->cwnd = law->cwnd < TCP_WINDOW_MOST ? law->cwnd : TCP_WINDOW_MOST;
 }
 
 #endif

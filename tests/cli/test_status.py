@@ -309,6 +309,10 @@ def test_a_port_that_is_not_lossycolls(says: bytes, monkeypatch: pytest.MonkeyPa
 def test_what_is_no_place_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "nowhere"]) == EXIT_USAGE
     assert "'nowhere' is no HOST:PORT" in capsys.readouterr().err
+    for command in (["status", "a..b:29400"], ["doctor", "--peer", "a..b:29400"]):
+        assert main(command) == 1
+        said = capsys.readouterr()
+        assert "nobody can be" in said.out + said.err
     assert main(["status"]) == 0
     assert "no job or swarm of this user" in capsys.readouterr().out
     assert main(["status", "--json"]) == 0

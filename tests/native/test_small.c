@@ -371,13 +371,14 @@ static void test_memory(void) {
 /* What a large operation has left is given back though small ones follow without end: packets come
  * all the time, or an operation waits for long. */
 static void test_memory_of_the_busy(uint64_t delay_ns) {
-    enum { BYTES = 1 << 20 };
+    enum { BYTES = 1 << 20, SMALL = 1 << 17 };
     static job j;
     memset(&j, 0, sizeof j);
     j.how = (kind){RANKS, SEGMENTS, 0, 0};
     open_job_far(&j, delay_ns);
-    for (int i = 0; i < RANKS; i++)
-        lc_pool_give(&j.v.host[i]->pool, &j.v.host[i]->pool_lock, malloc(BYTES), BYTES);
+    for (int i = 0; i < RANKS; i++) /* the small one fits, and is found first */
+        for (int bytes = SMALL; bytes <= BYTES; bytes += BYTES - SMALL)
+            lc_pool_give(&j.v.host[i]->pool, &j.v.host[i]->pool_lock, malloc(bytes), bytes);
     for (uint64_t end = memory_now(j.v.net) + 5 * SECOND; memory_now(j.v.net) < end;) {
         go_on(&j, 0, end);
         memset(j.ended, 0, sizeof j.ended); /* no call is the last */

@@ -397,6 +397,22 @@ def test_tcp_alone_fills_its_link_and_flows_share_it() -> None:
     assert counts.dropped_up == counts.dropped_down == 0  # none of the engines'
 
 
+def test_tcp_beside_sealed_packets_is_refused() -> None:
+    with pytest.raises(OptionError, match="beside sealed packets"):
+        simulate_collective(QUIET, MIB, tcp=[Flows("cubic")], secret=Secret.of(b"any"))
+
+
+@pytest.mark.parametrize("kind", ["reno", "cubic"])
+def test_tcp_on_a_path_that_loses_nothing_sends_a_receiver_s_window(kind: str) -> None:
+    topology = Topology.of_labels(range(2), [0] * 2)
+    with Hosts(Network(link=Link(delay_ms=10)), topology, Options(), grain=1e-4) as hosts:
+        hosts.add_tcp([Flows(kind)])
+        hosts.run(hosts.now + 1)
+        (flow,) = hosts.tcp()
+    assert flow.resent == 0
+    assert 0.3 * 50 * 65536 * 1448 < flow.bytes < 50 * 65536 * 1448, "slow start, then full"
+
+
 def test_a_job_beside_tcp_shares_the_link_with_it() -> None:
     found, again = (
         simulate_collective(QUIET, 4 * MIB, hosts=2, calls=4, tcp=[Flows("cubic")]) for _ in "ab"

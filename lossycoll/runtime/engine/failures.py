@@ -217,8 +217,8 @@ UDP_SILENT: Final = (
     "does a firewall drop UDP between the two (LOSSYCOLL_PORT_RANGE says which ports are used)?"
 )
 DATA_SILENT: Final = (
-    "does a filter or an interface on the way drop packets by what they hold (their size is no "
-    "matter: smaller ones are tried), or is LOSSYCOLL_INJECT set?"
+    "does a filter or an interface on the way drop packets by what they hold (smaller ones are "
+    "tried, unless LOSSYCOLL_DISABLE=path_mtu), or is LOSSYCOLL_INJECT set?"
 )
 RDMA_SILENT: Final = "has a port of RDMA lost its link (`rdma link`, LOSSYCOLL_DISABLE=verbs)?"
 

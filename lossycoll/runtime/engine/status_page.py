@@ -23,7 +23,14 @@ from typing import Any, Final
 from lossycoll._native import ffi, lib
 
 from .reports import data_of
-from .status_record import CallRecord, GroupRecord, PeerRecord, Record, step_seconds
+from .status_record import (
+    MOST_REAL,
+    CallRecord,
+    GroupRecord,
+    PeerRecord,
+    Record,
+    step_seconds,
+)
 
 DEAD, STOPPED, RUNS, ELSEWHERE = "dead", "stopped", "runs", "elsewhere"
 _STATES: Final = {"Z": DEAD, "X": DEAD, "x": DEAD, "T": STOPPED, "t": STOPPED}
@@ -364,7 +371,7 @@ def _ago(now: int, at: int) -> float:
 
 
 def _finite(value: float) -> float:
-    return value if 0 <= value < 1e300 else 0.0
+    return value if 0 <= value < MOST_REAL else 0.0
 
 
 def _read_text(c: Any) -> str:

@@ -6,16 +6,20 @@ Times are seconds before the reading, so that they mean the same on every machin
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
 from types import NoneType
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
 from lossycoll.options.ranges import is_real, is_whole
 
 MOST_TEXT: Final = 4096
 MOST_ENTRIES: Final = 1 << 16
+MOST_REAL: Final = 1e18
+"""Of seconds and rates: a thousand million of these are still a float."""
+OrNone: TypeAlias = Annotated[int, -1, (1 << 63) - 1]
+Byte: TypeAlias = Annotated[int, 0, 255]
+Code: TypeAlias = Annotated[int, -(1 << 31), (1 << 31) - 1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +27,10 @@ class CallRecord:
     """A call, a send or a receive."""
 
     op: int  # Number of its operation in the group and one: equal on all ranks
-    seq: int  # Number of the call, as errors name it; -1: of a message
+    seq: OrNone  # Number of the call, as errors name it; -1: of a message
     text: str  # The call, as errors name it
     bytes: int  # Of its result
-    peer: int  # Of a message, the other rank in the group; -1: any, or it is a call
+    peer: OrNone  # Of a message, the other rank in the group; -1: any, or it is a call
     began: float  # When it began
     ended: float  # When it ended; -1: it is waited for
     failed: bool  # It ended by an error
@@ -41,7 +45,7 @@ class GroupRecord:
     rank: int  # Of the process, in the group
     members: tuple[int, ...]  # Processes by rank
     submitted: int  # Operations so far
-    failed: int  # The engine's code of what ended the group; 0: it is sound
+    failed: Code  # The engine's code of what ended the group; 0: it is sound
     usual: float  # Seconds that a call took on average, of the latest ones
     waiting: CallRecord | None  # The oldest call that isn't over
     pending: int  # How many aren't
@@ -60,9 +64,9 @@ class PeerRecord:
 
     rank: int  # torch's global rank
     heard: float  # When it was last heard
-    state: int  # A RankState
-    silence: int  # Which direction of the link is dead (lc_silence); 0: neither
-    link: int  # 0: UDP, 1: shared memory, 2: RDMA
+    state: Byte  # A RankState
+    silence: Byte  # Which direction of the link is dead (lc_silence); 0: neither
+    link: Byte  # 0: UDP, 1: shared memory, 2: RDMA
     packets_sent: int  # Packets that went there
     packets_received: int  # Packets that came from there
     packets_missing: int  # Packets from there that were given up
@@ -100,6 +104,12 @@ class Record:
         found: Record = _read(cls, value)
         if not 0 <= found.process < found.world == len(found.peers):
             raise ValueError("process, world and peers don't fit together")
+        for group in found.groups:
+            size = len(group.members)
+            if not group.rank < size or max(group.members) >= found.world:
+                raise ValueError("a group's rank, members and the world don't fit together")
+            if max(group.absent, default=0) >= size:
+                raise ValueError("a group's members and absent ranks don't fit together")
         return found
 
 
@@ -120,7 +130,7 @@ def step_seconds(calls: Sequence[tuple[Hashable, float]]) -> float:
     return latest[-1][1] - latest[-1 + period][1] if length else -1.0
 
 
-_hints = functools.cache(get_type_hints)
+_hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
 def _read(kind: Any, value: Any) -> Any:
@@ -141,11 +151,11 @@ def _read(kind: Any, value: Any) -> Any:
     elif kind is str:
         if type(value) is str and len(value) <= MOST_TEXT:  # without what would move a cursor
             return "".join(one if one.isprintable() else "?" for one in value)
-    elif kind is int:
-        if is_whole(value, -(1 << 63), (1 << 64) - 1):
+    elif kind is int or origin is Annotated:
+        if is_whole(value, *(inner[1:] or (0, (1 << 64) - 1))):
             return value
     elif kind is float:
-        if is_real(value, -math.inf, math.inf):
+        if is_real(value, -MOST_REAL, MOST_REAL):
             return float(value)
     elif type(value) is kind:
         return value

@@ -69,6 +69,13 @@ def is_over(job: Mapping[str, Any]) -> bool:
     return all(rank["state"] in (DEAD, LEFT) for rank in job["ranks"])
 
 
+def given_up(records: Sequence[Record]) -> set[int]:
+    """The ranks that others have given up though nobody knows that their processes have ended."""
+    known = latest(records)
+    processes = range(max((record.world for record in records), default=0))
+    return {_global_rank(p, known) for p in processes if _state(p, known) == RankState.LOST}
+
+
 def latest(records: Iterable[Record]) -> dict[int, Record]:
     """One record per process: of several, one that isn't gone."""
     found: dict[int, Record] = {}

@@ -190,7 +190,10 @@ def _ask(
 
 
 def _place(host: str, port: int) -> Address:
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
+    except UnicodeError as error:  # a label of the name is empty or too long
+        raise OSError(f"{host!r} is no name of a host: {error}") from None
     return str(found[0]), int(found[1])
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lossycoll.runtime.engine import status_page
 from lossycoll.runtime.engine.status_record import (
@@ -14,7 +18,7 @@ from lossycoll.runtime.engine.status_record import (
     PeerRecord,
     Record,
 )
-from lossycoll.runtime.world.job_status import job_of, jobs_of
+from lossycoll.runtime.world.job_status import given_up, job_of, jobs_of
 from lossycoll.runtime.world.rank_states import RankState
 
 WORLD = 4
@@ -120,6 +124,72 @@ def test_what_a_rank_tells_nothing_of_the_engine_of_another_one_knows() -> None:
     assert waits_for(stale, record(1, 7)) == [[], [], [], []]
     silent = [with_peer(stale, 3, heard=-1.0), with_peer(record(1, 7), 3, heard=-1.0)]
     assert waits_for(*silent)[0] == [3]
+
+
+ROOT: tuple[str | int, ...] = ()
+GROUP_AT, PEER_AT, CALL_AT = ("groups", 0), ("peers", 1), ("groups", 0, "last")
+HOSTILE: Sequence[tuple[tuple[str | int, ...], dict[str, Any]]] = [
+    (PEER_AT, {"link": -4}),
+    (PEER_AT, {"link": 1 << 40}),
+    (PEER_AT, {"silence": -5}),
+    (PEER_AT, {"silence": 256}),
+    (PEER_AT, {"state": -1}),
+    (PEER_AT, {"state": 256}),
+    (PEER_AT, {"rank": -1}),
+    (PEER_AT, {"packets_missing": 1, "packets_received": -1}),
+    (PEER_AT, {"packets_missing": -1}),
+    (PEER_AT, {"packets_sent": -1}),
+    (PEER_AT, {"rate": 1e300}),
+    (PEER_AT, {"rtt": float("inf")}),
+    (ROOT, {"stats": {"packets_missing": 1, "packets_received": -1}}),
+    (ROOT, {"pid": -1}),
+    (ROOT, {"rank": -1}),
+    (GROUP_AT, {"members": [0, 1, 2, WORLD]}),
+    (GROUP_AT, {"members": [0, 1, 2, -9]}),
+    (GROUP_AT, {"members": []}),
+    (GROUP_AT, {"rank": WORLD}),
+    (GROUP_AT, {"rank": -1}),
+    (GROUP_AT, {"absent": [WORLD]}),
+    (GROUP_AT, {"absent": [-1]}),
+    (GROUP_AT, {"number": -1}),
+    (GROUP_AT, {"submitted": -1}),
+    (GROUP_AT, {"pending": -1}),
+    (GROUP_AT, {"failed": 1 << 31}),
+    (CALL_AT, {"op": -1}),
+    (CALL_AT, {"seq": -2}),
+    (CALL_AT, {"peer": -2}),
+    (CALL_AT, {"bytes": -1}),
+    (CALL_AT, {"began": 1e300}),
+]
+
+
+@pytest.mark.parametrize(("at", "changes"), HOSTILE)
+def test_a_stranger_s_record_with_a_number_out_of_range_is_refused(
+    at: tuple[str | int, ...], changes: dict[str, Any]
+) -> None:
+    said = json.loads(json.dumps(record(0, 7).to_json()))
+    assert Record.from_json(said) == record(0, 7)
+    part = said
+    for key in at:
+        part = part[key]
+    assert changes.keys() <= part.keys()
+    part |= changes
+    with pytest.raises(ValueError, match=r"wanted a |fit together"):
+        Record.from_json(said)
+
+
+def test_the_largest_numbers_of_a_record_can_be_told() -> None:
+    most = {"link": 255, "silence": 255, "state": 255, "rank": (1 << 64) - 1, "rtt": 1e18}
+    told = with_peer(with_group(record(0, 7), rank=3, failed=-9), 1, **most)
+    told = Record.from_json(json.loads(json.dumps(told.to_json())))
+    assert job_of("ab", [told])["ranks"][0]["link"][0]["by"] == "other"
+
+
+def test_who_was_given_up_without_proof() -> None:
+    lost = with_peer(with_peer(record(0, 7), 1, state=RankState.LOST), 2, state=RankState.ENDED)
+    assert given_up([lost]) == {1}
+    assert given_up([lost, record(1, 7, state=status_page.DEAD)]) == set()
+    assert given_up([]) == set()
 
 
 def test_a_message_waits_for_its_peer() -> None:

@@ -17,7 +17,7 @@ from ...status import Unreachable
 from ..checks import Finding, Findings, Severity, fail_unless, warn_unless
 from . import job
 from .arrivals import Flow, Rate
-from .control import Limits, Meeting, NoDoctor, PeerError
+from .control import Limits, Meeting, PeerError
 from .job import LOSSY, LOSSY_ADVICE
 from .measure import LARGEST, Direction, Found, measure, open_ports
 
@@ -54,16 +54,11 @@ def _is_place(text: str) -> bool:
 
 def run(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:
     """The findings, and the options to set; one finding where the ends don't find each other."""
-    place = options.peer
     try:
-        if _is_place(place):
-            return job.examine(place), {}
-        place = place_text(place, options.peer_port)
+        if _is_place(options.peer):
+            return job.examine(options.peer), {}
         return asyncio.run(_examine(options))
     except (PeerError, InterfaceError, Unreachable) as error:
-        if isinstance(error, NoDoctor):
-            with contextlib.suppress(Unreachable):
-                return job.examine(place), {}
         return [Finding(f"peer {options.peer}", str(error), Severity.FAIL)], {}
 
 

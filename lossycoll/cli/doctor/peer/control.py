@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, TypeVar
 
 from lossycoll.options.ranges import is_whole
+from lossycoll.runtime.engine.failures import place_text
 
 _Result = TypeVar("_Result")
 MAGIC: Final = "lossycoll doctor"
@@ -39,10 +40,6 @@ _TCP_RTT_AT: Final = 68
 
 class PeerError(Exception):
     """The other end is no doctor, can't be reached, or has gone."""
-
-
-class NoDoctor(PeerError):
-    """Something else listens there, perhaps a rank of a job."""
 
 
 @dataclass(frozen=True)
@@ -291,10 +288,11 @@ class Meeting:
             min(own.rate, number(said, "rate", 1, 1 << 40)),
         )
 
-    def _no_doctor(self, what: str) -> NoDoctor:
-        return NoDoctor(
+    def _no_doctor(self, what: str) -> PeerError:
+        return PeerError(
             f"something else listens at {self._host}, TCP port {self._port}: it {what}; run "
-            f"'lossycoll doctor --peer' there, and choose a free port by --peer-port on both ends"
+            f"'lossycoll doctor --peer' there, and choose a free port by --peer-port on both ends; "
+            f"if this is a rank's control port: --peer {place_text(self._host, self._port)}"
         )
 
 

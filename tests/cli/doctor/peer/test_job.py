@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import os
 import socket
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -75,14 +78,15 @@ def test_a_running_job_tells_of_its_ports_and_links(
         monkeypatch.setenv("LOSSYCOLL_SECRET", SECRET)
         place = status.find_jobs(None)[0]["ranks"][1]["control"]
         host, _, port = place.rpartition(":")
-        for words in ((place,), (host, "--peer-port", port)):
-            checks = told(capsys, "--peer", *words)
-            assert list(checks) == HEALTHY, "also where a doctor was looked for"
-            assert f"2 ranks; `lossycoll status {place}` tells more" in checks["job"]["found"]
-            assert checks["TCP (control)"]["found"].startswith("all 2 ports of the ranks")
-            for name in HEALTHY[2:]:
-                assert checks[name]["found"].startswith("round trip "), checks
-                assert " lost, " in checks[name]["found"]
+        checks = told(capsys, "--peer", place)
+        assert list(checks) == HEALTHY
+        assert f"2 ranks; `lossycoll status {place}` tells more" in checks["job"]["found"]
+        assert checks["TCP (control)"]["found"].startswith("all 2 ports of the ranks")
+        for name in HEALTHY[2:]:
+            assert checks[name]["found"].startswith("round trip "), checks
+            assert " lost, " in checks[name]["found"]
+        (one,) = told(capsys, "--peer", host, "--peer-port", port).values()
+        assert one["found"].endswith(f"--peer {place}"), "who looks for a doctor asks no job"
         monkeypatch.delenv("LOSSYCOLL_SECRET")
         (one,) = told(capsys, "--peer", place).values()
         assert one["status"] == "fail"
@@ -122,6 +126,30 @@ def test_ports_that_are_closed_and_ranks_that_tell_nothing(monkeypatch: pytest.M
     assert "LOSSYCOLL_STATUS=off" in found["links"].advice
 
 
+def test_ports_of_many_ranks_are_tried_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+
+    async def connect(host: str, port: int) -> Any:
+        opened.append(len(opened) - closed.call_count)
+        await asyncio.sleep(0)
+        if port == 1:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return None, writer
+
+    closed = Mock()
+    writer = Mock(close=closed, wait_closed=AsyncMock(side_effect=ConnectionResetError))
+    monkeypatch.setattr(asyncio, "open_connection", connect)
+    assert asyncio.run(job._try([("h", 2)] * 500)) == [""] * 500
+    assert max(opened) < job.MOST_CONNECTIONS
+    troubles = asyncio.run(job._try([("h", 1), ("h", 2)]))
+    assert troubles == ["too many open files", ""]
+    found = job._reached([(7, ("127.0.0.1", 1))] * 2, troubles)
+    assert found.status is Severity.OK, "no firewall did it"
+    assert "may open no more files" in found.found
+    found = job._reached([(7, ("127.0.0.1", 1))], ["no answer"])
+    assert found.found.endswith("; not rank 7 at 127.0.0.1:1 (no answer)")
+
+
 def test_the_worst_links_of_many_have_lines_and_the_dead_are_no_wonder() -> None:
     def link(rank: int, loss: float, trouble: str = "", by: str = "udp") -> dict[str, Any]:
         figures = {"loss": loss, "rtt_seconds": 0.002, "queue_seconds": 0.0}
@@ -144,7 +172,17 @@ def test_the_worst_links_of_many_have_lines_and_the_dead_are_no_wonder() -> None
     assert first.found == "no data comes; rank 2 tells nothing of it"
     links[1]["trouble"] = "nothing arrives there"
     ranks[2]["state"] = "dead"
-    assert next(iter(job._links({"ranks": ranks}))).status is Severity.OK
+    assert all(one.status is not Severity.FAIL for one in job._links({"ranks": ranks}))
+    first = next(iter(job._links({"ranks": ranks}, lost={2})))
+    assert (first.status, first.found[-14:]) == (Severity.FAIL, "rank 2 is dead")
+    ranks[2]["state"] = "left"
+    assert all(one.status is not Severity.FAIL for one in job._links({"ranks": ranks}, lost={2}))
+    ranks[0]["link"] = links[1:3]
+    (fine, left) = job._links({"ranks": ranks})
+    assert (fine.status, left.found[-15:]) == (Severity.OK, "rank 2 has left")
+    links[1]["trouble"], ranks[2]["state"] = "", "silent"
+    (silent, fine) = job._links({"ranks": ranks})
+    assert (silent.status, silent.found[-16:]) == (Severity.WARN, "rank 2 is silent")
     ranks[0]["link"] = links[:1]
     assert [one.found for one in job._links({"ranks": ranks})] == [
         "none between hosts: the ranks share memory"

@@ -24,6 +24,7 @@ from lossycoll.cli.doctor.peer.control import Control, Limits, Meeting, PeerErro
 from lossycoll.cli.doctor.peer.measure import Direction, Found
 from lossycoll.cli.main import main
 from lossycoll.lab import Lab, Link, Network, Port
+from lossycoll.runtime.engine.failures import place_text
 from tests.support.harness import free_port
 from tests.support.lab_kit import ROOT, needs_lab
 
@@ -122,6 +123,7 @@ def test_something_else_that_listens_is_named_soon(
         trouble = trouble_of(port, 60.0, host)
     assert said in trouble
     assert f"something else listens at {host}, TCP port {port}: it " in trouble
+    assert trouble.endswith(f"if this is a rank's control port: --peer {place_text(host, port)}")
     assert time.monotonic() - begin < 30, "the wait for a peer isn't waited out"
 
 

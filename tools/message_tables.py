@@ -60,6 +60,8 @@ def words(hint: Any, names: dict[Any, str]) -> str:
     if any(isinstance(mark, Coded) for mark in marks):
         return rules[0]
     bounds = next((mark for mark in marks if isinstance(mark, Between | Length)), None)
+    if len(marks) == 2 and all(isinstance(mark, int) for mark in marks):  # a status record's
+        bounds = Between(*marks)
     span = f"{_count(bounds.least)} to {_count(bounds.most)}" if bounds else ""
     if bounds and bounds.least == bounds.most:
         span = _count(bounds.most)

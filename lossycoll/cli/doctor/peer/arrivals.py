@@ -18,6 +18,12 @@ DROPS: Final = 0.2
 """Share of the rest that a policer drops at least. Less may be the path's own loss, in bursts."""
 NO_QUEUE_MS: Final = 1.0
 NEAR: Final = 20
+LOSSY: Final = 0.001
+"""Share of lost packets that is worth a word."""
+LOSSY_ADVICE: Final = (
+    "training needs a method that brings packets back (lossycoll.DriftBound, LOSSYCOLL_REPAIR=2 or "
+    "LOSSYCOLL_FEC=auto)"
+)
 
 
 @dataclass(frozen=True, slots=True)

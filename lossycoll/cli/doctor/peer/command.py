@@ -12,13 +12,11 @@ from lossycoll.errors import InterfaceError, OptionError
 from lossycoll.options.fields import Options
 from lossycoll.runtime.engine.failures import place_of, place_text
 
+from ...answer import CommandError
 from ...argtypes import whole
-from ...status import Unreachable
 from ..checks import Finding, Findings, Severity, fail_unless, warn_unless
-from . import job
-from .arrivals import Flow, Rate
+from .arrivals import LOSSY, LOSSY_ADVICE, Flow, Rate
 from .control import Limits, Meeting, PeerError
-from .job import LOSSY, LOSSY_ADVICE
 from .measure import LARGEST, Direction, Found, measure, open_ports
 
 
@@ -56,9 +54,11 @@ def run(options: argparse.Namespace) -> tuple[list[Finding], dict[str, str]]:
     """The findings, and the options to set; one finding where the ends don't find each other."""
     try:
         if _is_place(options.peer):
+            from . import job  # needs the engine, which may not load
+
             return job.examine(options.peer), {}
         return asyncio.run(_examine(options))
-    except (PeerError, InterfaceError, Unreachable) as error:
+    except (PeerError, InterfaceError, CommandError) as error:
         return [Finding(f"peer {options.peer}", str(error), Severity.FAIL)], {}
 
 

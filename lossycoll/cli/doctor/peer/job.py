@@ -18,6 +18,7 @@ from lossycoll.runtime.engine.failures import place_text
 from lossycoll.runtime.world import job_status
 
 from ..checks import Finding, Findings, Severity, fail_unless, warn_unless
+from .arrivals import LOSSY, LOSSY_ADVICE
 
 CONNECT_SECONDS: Final = 2.5
 MOST_CONNECTIONS: Final = 128
@@ -25,12 +26,6 @@ MOST_CONNECTIONS: Final = 128
 _NO_FILES: Final = {os.strerror(code).lower() for code in (errno.EMFILE, errno.ENFILE)}
 MOST_LINKS: Final = 32
 """Links that have a line; the worst ones of more."""
-LOSSY: Final = 0.001
-"""Share of lost packets that is worth a word."""
-LOSSY_ADVICE: Final = (
-    "training needs a method that brings packets back (lossycoll.DriftBound, LOSSYCOLL_REPAIR=2 or "
-    "LOSSYCOLL_FEC=auto)"
-)
 _SILENT_ADVICE: Final = (
     "let the firewalls between the two pass UDP, both ways (LOSSYCOLL_PORT_RANGE says which "
     "ports); only data is missing: look for a filter of packets by content"

@@ -334,6 +334,7 @@ def numeric_place(text: str) -> Address:
     host, port = place_of(text)
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise RendezvousError(f"no address of {host!r}: {error.strerror}") from error
+    except (OSError, UnicodeError) as error:  # the latter: a label of it is empty or too long
+        why = getattr(error, "strerror", None) or error
+        raise RendezvousError(f"no address of {host!r}: {why}") from error
     return str(found[0][4][0]), port

@@ -73,7 +73,8 @@ def test_what_a_process_holds_is_bounded_whatever_groups_it_has(
     for rank, found in enumerate(ranks):
         first, more, futures, fewer, ended = found.held
         connections = world - 1 if rank == 0 else 1
-        bound = fixed + per_peer * (world - 1) + connections
+        authenticator = bool(os.environ.get("LOSSYCOLL_SECRET"))  # ZAP's, an eventfd
+        bound = fixed + per_peer * (world - 1) + connections + authenticator
         assert first.descriptors - ended.descriptors <= bound
         assert more == first
         assert fewer == futures

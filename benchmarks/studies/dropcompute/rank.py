@@ -95,7 +95,7 @@ class Rank:
                 self.backward = time.perf_counter() - before
         self.optimizer.step()
         self.optimizer.zero_grad()
-        return loop.laps
+        return loop._record.laps  # of a step that is over
 
     @torch.no_grad()
     def validate(self) -> float:

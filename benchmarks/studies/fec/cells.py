@@ -72,7 +72,7 @@ def left(loss: float, burst: float, code: Code) -> float:
 def predicted(variant: str, loss: float, burst: float) -> float | None:
     """What a loss leaves with a variant; None where no formula is given."""
     options = Options(**VARIANTS[variant])
-    code, most_parity, _ = options.parity
+    code, most_parity, _ = options.recovery
     if most_parity or (code.rows and options.repair):
         return None
     return left(loss, burst, code) if code.rows else loss ** (1 + options.repair)

@@ -40,7 +40,7 @@ def residual(cell: Cell, operations: int) -> dict[str, Any]:
     """One variant at one loss, both ranks together."""
     variant, loss, burst = cell.variant, cell.loss, cell.burst
     options = Options(**VARIANTS[variant])
-    code, most_parity, missing = options.parity
+    code, most_parity, missing = options.recovery
     how = {
         "repair": options.repair,
         "code": code,

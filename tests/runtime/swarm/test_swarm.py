@@ -150,6 +150,7 @@ def test_one_list_on_all_machines_ends_in_one_swarm(
     assert len({swarm.member.session for swarm in swarms.values()}) == 1
 
 
+@pytest.mark.in_clear
 def test_the_log_tells_what_a_start_does(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -323,7 +323,9 @@ def _run(
     before, begin, tcp = world.counts(), world.now, world.tcp()
     for number in range(len(world.ranks)):
         world.submit(number, ask)
-    limit, bound = _limit(world, network, collective, options)
+    plans = [rank.group.plan for rank in world.ranks]
+    elements = planned_elements([plan for plan in plans if plan is not None], world.topology)
+    limit, bound = _limit(world, network, collective, options, elements)
     sent = world.sent()
     world.count_until(begin + limit / 2)
     for change in changes:
@@ -337,39 +339,41 @@ def _run(
         bound=bound,
         missing=missing_of(reports),
         resent=images * sum(report.packets_resent for report in reports),
-        spread=0.0 if changes else _spread(world, sent),
+        spread=0.0 if changes else _spread(world.sent() - sent, elements),
         counts=world.counts().since(before, images),
         code=int(code),
         tcp=tuple(now.since(then) for now, then in zip(world.tcp(), tcp, strict=True)),
     )
 
 
-def _spread(world: Hosts, before: NDArray[np.uint64]) -> float:
-    """:attr:`Call.spread`, of a call before which ports had sent so much."""
-    plans = [rank.group.plan for rank in world.ranks]
-    planned = planned_elements([plan for plan in plans if plan is not None], world.topology)
-    sent = world.sent() - before
+def _spread(sent: NDArray[np.uint64], elements: NDArray[np.float64]) -> float:
+    """:attr:`Call.spread`, by what was sent from host to host, and what a call sends in all."""
     worst = 1.0
-    for mine, of in zip(sent, planned, strict=True):
+    for mine, of in zip(sent, elements, strict=True):
         done = mine[of > 0] / of[of > 0]
         if done.size:
             worst = max(worst, float(done.max() / done.min()) if done.min() else float("inf"))
     return worst
 
 
-def _limit(world: Hosts, network: Network, collective: str, options: Options) -> tuple[float, str]:
-    """In seconds, and what it is of."""
+def _limit(
+    world: Hosts,
+    network: Network,
+    collective: str,
+    options: Options,
+    elements: NDArray[np.float64],
+) -> tuple[float, str]:
+    """In seconds, and what it is of. ``elements``: those from each host to each other."""
     topology = world.topology
-    plans = [rank.group.plan for rank in world.ranks]
-    traffic = traffic_of([plan for plan in plans if plan is not None], topology)
+    traffic = traffic_of(elements, topology)
     # What travels, not what headers and parity add.
     first = phases(options.encoding)[0]
     dtype = "f32" if collective in REDUCTIONS or first != "same" else "bytes"
     element = world.payload / elements_of(first, dtype, world.payload)
     busiest, bound = 0.0, "no port has a rate"
     for what, both in traffic.items():
-        for up, elements in zip((True, False), both, strict=True):
-            for number, count in enumerate(elements):
+        for up, counts in zip((True, False), both, strict=True):
+            for number, count in enumerate(counts):
                 port = network.gateway if what == "site" else network.port_of(number)
                 rate = port.up_mbit if up else port.down_mbit
                 seconds = count * element * 8e-6 / rate if rate else 0.0

@@ -388,23 +388,21 @@ def planned_elements(plans: Sequence[Plan], topology: Topology) -> NDArray[np.fl
     return found
 
 
-def traffic_of(plans: Sequence[Plan], topology: Topology) -> dict[str, list[list[int]]]:
-    """Elements that leave each "host" and each "site" for others, and those that come to it, by the
-    plans of all ranks, or of those simulated."""
-    hosts, sites = topology.hosts[plans[-1].rank] + 1, topology.n_sites
-    (up, down), (out, into) = ([[0] * number, [0] * number] for number in (hosts, sites))
-    for plan in plans:
-        here, site = topology.hosts[plan.rank], topology.sites[plan.rank]
-        for slot in plan.slots:
-            for dest in slot.dests:
-                there, other = topology.hosts[dest.peer], topology.sites[dest.peer]
-                if there != here:
-                    up[here] += slot.length
-                    down[there % hosts] += slot.length
-                if other != site:
-                    out[site] += slot.length
-                    into[other] += slot.length
-    return {"host": [up, down], "site": [out, into]}
+def traffic_of(elements: NDArray[np.float64], topology: Topology) -> dict[str, list[list[float]]]:
+    """Elements that leave each "host" and each "site" for others, and those that come to it.
+    ``elements``: from each host to each other (:func:`planned_elements`), of all, or of those
+    simulated."""
+    hosts = len(elements)
+    down = np.zeros(hosts)
+    np.add.at(down, np.arange(topology.n_hosts) % hosts, elements.sum(axis=0))
+    site_of = np.array([topology.sites[ranks[0]] for ranks in topology.members_of_hosts])
+    out, into = np.zeros((2, topology.n_sites))
+    for host, site in enumerate(site_of[:hosts]):
+        others = np.where(site_of == site, 0, elements[host])
+        out[site] += others.sum()
+        np.add.at(into, site_of, others)
+    found = {"host": [elements.sum(axis=1), down], "site": [out, into]}
+    return {what: [each.tolist() for each in both] for what, both in found.items()}
 
 
 def _engine() -> Any:

@@ -50,7 +50,7 @@ def left_missing(
 
 
 def predicted(shape: Shape, n: int, loss: float, burst: float) -> float:
-    """The share of a stream of ``n`` packets by the chain: of its sets, weighed by their sizes."""
+    """The share of a stream of ``n`` packets by the chain: of its sets, weighted by their sizes."""
     columns, rows = np.bincount(shape.of_data), np.bincount(shape.of_parity)
     total = 0.0
     for first in range(0, n, shape.window):

@@ -27,8 +27,7 @@ typedef struct {
     uint64_t turn_ns; /* when the delay last changed its direction, and from where to where it */
     uint64_t jitter_from, jitter_to; /* goes since then */
     int in_burst;
-    uint64_t
-        bytes; /* a count: what its sender's port let through to it, until memory_count_until */
+    uint64_t bytes; /* that its sender's port let through to it (memory_count_until) */
 } memory_path;
 
 /* What all packets from a place share, or all to it. */

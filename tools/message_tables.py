@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Final, get_args, get_origin, get_type_hints
 
+from lossycoll.options.ranges import Between
 from lossycoll.runtime.control import schema
-from lossycoll.runtime.control.schema import Between, Check, Coded, Length, Schema, Version
+from lossycoll.runtime.control.schema import Check, Coded, Length, Schema, Version
 from lossycoll.runtime.swarm.protocol import SWARM
 from lossycoll.runtime.world.messages import GROUP, WORLD
 from lossycoll.runtime.world.queries import ANSWER
@@ -60,8 +61,6 @@ def words(hint: Any, names: dict[Any, str]) -> str:
     if any(isinstance(mark, Coded) for mark in marks):
         return rules[0]
     bounds = next((mark for mark in marks if isinstance(mark, Between | Length)), None)
-    if len(marks) == 2 and all(isinstance(mark, int) for mark in marks):  # a status record's
-        bounds = Between(*marks)
     span = f"{_count(bounds.least)} to {_count(bounds.most)}" if bounds else ""
     if bounds and bounds.least == bounds.most:
         span = _count(bounds.most)

@@ -1,10 +1,19 @@
-"""Checks of numbers. True and False are numbers to Python, and mistakes here."""
+"""Bounds of numbers, and checks. True and False are numbers to Python, and mistakes here."""
 
 from __future__ import annotations
 
 import math
 import sys
+from dataclasses import dataclass
 from typing import TypeGuard
+
+
+@dataclass(frozen=True)
+class Between:
+    """Bounds of a number, both included."""
+
+    least: float
+    most: float
 
 
 def is_number(value: object) -> TypeGuard[float]:

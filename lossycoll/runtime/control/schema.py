@@ -38,6 +38,8 @@ from typing import (
     get_type_hints,
 )
 
+from lossycoll.options.ranges import Between
+
 Message = TypeVar("Message")
 Read: TypeAlias = Callable[[Any, int], Any]
 """Checks a value of JSON, in a world or group of so many ranks."""
@@ -51,14 +53,6 @@ class Malformed(ValueError):
 
 class OtherVersion(Malformed):
     """A message of a kind that is known, in another version."""
-
-
-@dataclass(frozen=True)
-class Between:
-    """Bounds of a number, both included."""
-
-    least: float
-    most: float
 
 
 @dataclass(frozen=True)

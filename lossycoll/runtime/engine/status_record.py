@@ -11,15 +11,16 @@ from dataclasses import asdict, dataclass, is_dataclass
 from types import NoneType
 from typing import Annotated, Any, Final, TypeAlias, get_args, get_origin, get_type_hints
 
-from lossycoll.options.ranges import is_real, is_whole
+from lossycoll.options.ranges import Between, is_real, is_whole
 
 MOST_TEXT: Final = 4096
 MOST_ENTRIES: Final = 1 << 16
 MOST_REAL: Final = 1e18
 """Of seconds and rates: a thousand million of these are still a float."""
-OrNone: TypeAlias = Annotated[int, -1, (1 << 63) - 1]
-Byte: TypeAlias = Annotated[int, 0, 255]
-Code: TypeAlias = Annotated[int, -(1 << 31), (1 << 31) - 1]
+COUNT: Final = Between(0, (1 << 64) - 1)
+OrNone: TypeAlias = Annotated[int, Between(-1, (1 << 63) - 1)]
+Byte: TypeAlias = Annotated[int, Between(0, 255)]
+Code: TypeAlias = Annotated[int, Between(-(1 << 31), (1 << 31) - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,8 @@ def _read(kind: Any, value: Any) -> Any:
         if type(value) is str and len(value) <= MOST_TEXT:  # without what would move a cursor
             return "".join(one if one.isprintable() else "?" for one in value)
     elif kind is int or origin is Annotated:
-        if is_whole(value, *(inner[1:] or (0, (1 << 64) - 1))):
+        bounds = inner[1] if inner else COUNT
+        if is_whole(value, int(bounds.least), int(bounds.most)):
             return value
     elif kind is float:
         if is_real(value, -MOST_REAL, MOST_REAL):

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
+from lossycoll.options.ranges import Between
 from lossycoll.runtime.control.schema import (
     PRINTABLE,
     Address,
-    Between,
     Check,
     Count,
     Host,

@@ -13,9 +13,9 @@ from hashlib import blake2b
 from itertools import pairwise
 from typing import Annotated, Any, Final, TypeAlias
 
+from lossycoll.options.ranges import Between
 from lossycoll.runtime.control.schema import (
     PRINTABLE_LINES,
-    Between,
     Check,
     Coded,
     Length,

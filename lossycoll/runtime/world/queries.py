@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypeAlias, TypeVar
 
+from lossycoll.options.ranges import Between
 from lossycoll.runtime.control.context import keys_of
 from lossycoll.runtime.control.events import Closed, Received, Refused
 from lossycoll.runtime.control.schema import (
     PRINTABLE,
     PRINTABLE_LINES,
     Address,
-    Between,
     Coded,
     Length,
     Malformed,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated, Final, TypeVar
 
 from lossycoll.errors import OperationTimeout, RendezvousError
-from lossycoll.runtime.control.schema import PRINTABLE, Between, Check, Length, Malformed, Schema
+from lossycoll.options.ranges import Between
+from lossycoll.runtime.control.schema import PRINTABLE, Check, Length, Malformed, Schema
 from lossycoll.runtime.world.polled_store import PolledStore
 from lossycoll.runtime.world.rank_states import has_quorum
 

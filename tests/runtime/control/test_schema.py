@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import pytest
 
+from lossycoll.options.ranges import Between
 from lossycoll.runtime.control.schema import (
     Address,
-    Between,
     Check,
     Coded,
     Length,

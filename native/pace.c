@@ -43,6 +43,8 @@ static const double BURSTY = 16; /* variance of the packets lost, against single
 static const double LOSS_TOLERANCE = 0.6;
 static const uint32_t LOST_MIN = 64;
 
+static const double SIZED = 0.02; /* packets whose sizes differ by less are alike */
+
 /* Beside TCP: a window that grows by a packet a round and keeps so much of itself after a loss. */
 static const double RIVAL_STEP = 1, RIVAL_KEPT = 0.7;
 static const int64_t RIVAL_NS = 3 * LC_NOISE_NS; /* of queue in a dip are another's */
@@ -83,6 +85,21 @@ static double send_rate(const lc_pace *pace) {
     if (pace->calm)
         return CALM * pace->rate;
     return pace->high_rounds ? pace->rate : pace->rate / (1 - pace->loss);
+}
+
+void lc_pace_sized(lc_pace *pace, double packet_bytes) {
+    double times = pace->packet_bytes / packet_bytes;
+    if (fabs(times - 1) < SIZED)
+        return;
+    pace->packet_bytes = packet_bytes;
+    pace->window *= times;
+    pace->window_before *= times;
+    pace->rival_window *= times;
+    pace->rate *= times;
+    pace->best_rate *= times;
+    pace->tried_from *= times;
+    for (int i = 0; i < LC_PACE_ROUNDS; i++)
+        pace->rates[i] *= times;
 }
 
 /* Seconds until what goes out is heard of, without a queue that is for this law to shorten. */

@@ -85,6 +85,9 @@ double lc_pace_aim_s(double bytes_per_s);
 /* Packets that may be in flight. peer_window is what the peer's socket buffer holds; what is under
  * way on a long path is not in that buffer. */
 uint32_t lc_pace_window(const lc_pace *pace, uint32_t peer_window);
+/* Packets have so many bytes, on average, from now on. Calls differ in that, and a link carries
+ * bytes. */
+void lc_pace_sized(lc_pace *pace, double packet_bytes);
 /* Packets of packet_bytes that may go now; at most want. */
 uint32_t lc_pace_room(const lc_pace *pace, uint64_t now, uint32_t want, uint32_t packet_bytes);
 /* So many packets go now. */

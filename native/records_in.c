@@ -13,6 +13,7 @@ static const uint64_t FAILED_NS = 1000000000; /* what is known for so long isn't
 /* Of a path's round trip a port believes so much at once, and more only up to so many times the
  * least of its paths. */
 static const int64_t PORT_RTT_NS = 500000000, PORT_RTTS = 8;
+static const double SMALLEST = 4; /* parts of the largest packet, for a rate */
 
 static int is_message(const lc_record *r) {
     return r->slot == LC_SLOT_MESSAGE;
@@ -350,6 +351,7 @@ static void on_done(lc_group *g, uint16_t peer, const lc_record *r) {
  * have to grow, so going on from where the peer is makes both agree again. */
 static void jump(lc_path *p, const lc_record *r) {
     p->tx_next = p->tx_acked = p->tx_seen = r->a;
+    p->tx_bytes = 0;
     if (p->units_at)
         p->units_at[(r->a - 1) % LC_UNITS] = p->tx_units;
     p->tx_received = (uint32_t)r->d;
@@ -379,9 +381,9 @@ static uint64_t port_rtt_ns(const lc_path *p) {
     return (uint64_t)(rtt / PORT_RTTS < least ? rtt : PORT_RTTS * least);
 }
 
-/* taken: packets that came, with late ones. */
-static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
-    double bytes = p->pace.packet_bytes;
+/* taken: packets that came, with late ones; bytes: of one. */
+static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, uint32_t taken,
+                           double bytes) {
     return (lc_port_ack){.now = ack->now,
                          .sent_ns = ack->now - ack->elapsed_ns,
                          .rtt_ns = port_rtt_ns(p),
@@ -408,7 +410,8 @@ static void look_at_site(const lc_host *h, lc_interface *via, lc_exit *exit) {
 }
 
 /* Its own law leaves the queue that all paths meet to the port's. */
-static void tell_port(const lc_host *h, lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
+static void tell_port(const lc_host *h, lc_path *p, const lc_measure_ack *ack, uint32_t taken,
+                      double bytes) {
     lc_uplink *uplink = &lc_exit_of(p)->uplink;
     uint32_t renewed = lc_uplink_renewed(uplink);
     if (p->pace.renewed != renewed) {
@@ -416,13 +419,13 @@ static void tell_port(const lc_host *h, lc_path *p, const lc_measure_ack *ack, u
         lc_measure_forget(&p->pace.measure);
     }
     lc_pace_acked(&p->pace, ack, 1, uplink->low_ns);
-    lc_port_ack told = of_port(p, ack, taken);
+    lc_port_ack told = of_port(p, ack, taken, bytes);
     look_at_site(h, p->interface, lc_exit_of(p));
     lc_uplink_acked(uplink, &told);
 }
 
 /* By itself, or beside others that know nothing of it but what all of them deliver. */
-static void tell_path(lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
+static void tell_path(lc_path *p, const lc_measure_ack *ack, uint32_t taken, double bytes) {
     lc_interface *via = p->interface;
     if (!p->pace.same_host)
         lc_shared_rate_add(&via->rate, ack->now, ack->taken, p->pace.measure.rtt_ns,
@@ -431,9 +434,25 @@ static void tell_path(lc_path *p, const lc_measure_ack *ack, uint32_t taken) {
     lc_pace_acked(&p->pace, ack, lc_fair_share(via, p, ack->now), -1);
     if (!lc_leaves_by_port(p))
         return;
-    lc_port_ack told = of_port(p, ack, taken);
+    lc_port_ack told = of_port(p, ack, taken, bytes);
     if (lc_uplink_bound(&lc_exit_of(p)->uplink, &told, lc_pace_rate(&p->pace)))
         lc_pace_start(&p->pace);
+}
+
+/* Bytes of a packet, on average, of those that the peer hasn't told of so far; it now tells of some
+ * more. Packets differ by call. */
+static double told_bytes(lc_path *p, uint32_t moved) {
+    uint32_t untold = p->tx_next - p->tx_acked;
+    double bytes = untold ? p->tx_bytes / untold : lc_wire_bytes_max(p->interface);
+    p->tx_bytes -= bytes * moved;
+    return bytes;
+}
+
+/* Few bytes are no measure for calls of many. */
+static void size_pace(lc_path *p, double bytes) {
+    double most = lc_wire_bytes_max(p->interface), least = most / SMALLEST;
+    if (!p->pace.same_host)
+        lc_pace_sized(&p->pace, bytes < least ? least : bytes < most ? bytes : most);
 }
 
 /* How many packets more a peer has taken, as far as that can be: of those that it has seen since,
@@ -469,6 +488,7 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
     taken = believed(p, taken, moved);
     if (moved)
         p->probe_ns = 0;
+    double bytes = told_bytes(p, moved);
     p->tx_acked = r->a;
     if (p->interface->link->aggregates &&
         lc_aggregates_told(&p->aggregates, p->tx_acked, p->tx_received, p->size.size))
@@ -484,10 +504,12 @@ static void on_ack(lc_host *h, lc_path *p, const lc_record *r) {
             ack.arrived_us = r->op;
         }
     }
+    if (moved)
+        size_pace(p, bytes);
     if (lc_shares_port(p))
-        tell_port(h, p, &ack, taken);
+        tell_port(h, p, &ack, taken, bytes);
     else
-        tell_path(p, &ack, taken);
+        tell_path(p, &ack, taken, bytes);
     if (p->pace.rate > 0)
         p->rate = p->pace.rate * p->pace.packet_bytes;
 }

@@ -111,6 +111,7 @@ typedef struct {
     /* sending */
     uint32_t tx_next;     /* link_seq of the next packet */
     uint32_t tx_acked;    /* link_seq up to which the peer has seen packets */
+    double tx_bytes;      /* of the packets between the two */
     uint32_t tx_window;   /* packets that the peer lets be in flight, of all groups; or units */
     uint32_t tx_units;    /* that have been sent, ever, */
     uint32_t *units_at;   /* and by which packet (a ring of LC_UNITS); NULL: a packet is a unit */

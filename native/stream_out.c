@@ -401,6 +401,7 @@ static int serve(lc_host *h, lc_path *p) {
     if (!p->interface->link->local)
         lc_rate_spend(&h->rate, h->now, sent, bytes);
     lc_pace_spend(&p->pace, h->now, sent, bytes);
+    p->tx_bytes += (double)sent * bytes;
     if (lc_leaves_by_port(p))
         lc_uplink_spend(&lc_exit_of(p)->uplink, h->now, (double)sent * bytes);
     lc_note_sent(h, p);

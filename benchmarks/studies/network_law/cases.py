@@ -48,6 +48,7 @@ class Case(Piece):
     delivery: str = "lossy"  # the option; ``repair``, ``fec`` and ``algorithm`` are, too
     repair: int = 0
     fec: float = 0.0
+    max_missing: float = 0.0
     algorithm: str = "auto"
     collective: str = "all_reduce"  # whose largest buffer has ``mib``
     sealed: bool = False

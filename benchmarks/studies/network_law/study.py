@@ -46,6 +46,7 @@ def measure(case: Case, pacing: str = Options().pacing) -> dict[str, Any]:
         delivery=case.delivery,
         repair=case.repair,
         fec=case.fec,
+        max_missing=case.max_missing or "none",
         algorithm=case.algorithm,
         pacing=pacing,
     )

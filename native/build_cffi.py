@@ -48,6 +48,8 @@ def module(name: str, folder: str, *headers: str, also: tuple[str, ...] = ()) ->
             *sorted(f"{folder}/{path.name}" for path in (HERE.parent / folder).glob("*.c")),
             *also,
         ],
+        # The modules share structures: one of an older header would write past another's memory.
+        depends=sorted(f"native/{path.relative_to(HERE)}" for path in HERE.rglob("*.h")),
         include_dirs=[folder, "native"],
         extra_compile_args=flags(),
         extra_link_args=["-pthread", "-lm"],

@@ -2,10 +2,10 @@
 
 #include <math.h>
 
-static const double PACKETS = 384;   /* of a window, at least, */
+static const double PACKETS = 384;   /* of a window where single ones are lost, at least, */
 static const uint64_t RTTS = 3;      /* and round trips */
 static const double EXCESS = 0.015;  /* share lost beyond the usual that is worth a test */
-static const double BURSTY = 4;      /* variance of what is lost, against single losses */
+static const double BURSTY = 4;      /* variance of what is lost, against single losses, at least */
 static const double MOST = 4;        /* times as many packets, where chance may hide it */
 static const double LOST_MOST = 0.9; /* at any rate: more is an outage */
 static const double DOUBTED = 0.05;  /* share lost at any rate that is tested again, */
@@ -19,9 +19,15 @@ void lc_overrun_begin(lc_overrun *o, uint64_t from_ns) {
     o->moved = o->taken = 0;
 }
 
-double lc_overrun_noise(double share, double packets) {
+/* Of a chain of two states, in which runs of so many packets are lost (Gilbert). */
+static double variance(const lc_overrun *o, double share) {
+    double found = 2 * o->burst * (1 - share) - 1;
+    return found > BURSTY ? found : BURSTY;
+}
+
+double lc_overrun_noise(const lc_overrun *o, double share, double packets) {
     double p = share > 0.002 ? share : 0.002;
-    return 2 * sqrt(BURSTY * p * (1 - p) / packets);
+    return 2 * sqrt(variance(o, p) * p * (1 - p) / packets);
 }
 
 void lc_overrun_test(lc_overrun *o, uint64_t now, double share, double less, uint64_t rtt_ns) {
@@ -70,10 +76,11 @@ static lc_overrun_verdict judge(lc_overrun *o, double share) {
 /* Chance must not hide what the test is for. */
 static int is_over(const lc_overrun *o, double share, double packets, uint64_t now,
                    uint64_t rtt_ns) {
-    if (packets < PACKETS || now - o->from_ns < RTTS * rtt_ns)
+    double least = PACKETS * variance(o, share) / BURSTY;
+    if (packets < least || now - o->from_ns < RTTS * rtt_ns)
         return 0;
-    return !o->testing || packets > MOST * PACKETS ||
-           lc_overrun_noise(share, packets) < falls(o) / 2;
+    return !o->testing || packets > MOST * least ||
+           lc_overrun_noise(o, share, packets) < falls(o) / 2;
 }
 
 lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, double taken,
@@ -89,7 +96,7 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
     if (!is_over(o, share, packets, now, rtt_ns))
         return LC_OVERRUN_NONE;
     o->came = 1e9 * o->taken / (double)(now - o->from_ns);
-    double usual = o->lost + EXCESS + lc_overrun_noise(share, packets);
+    double usual = o->lost + EXCESS + lc_overrun_noise(o, share, packets);
     lc_overrun_begin(o, now);
     if (o->testing)
         return judge(o, share);

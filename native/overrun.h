@@ -23,6 +23,7 @@ typedef struct {
     double share; /* that was lost before the latest test */
     double came;  /* bytes/s in the latest window */
     double less;  /* and the share of that rate that is sent since */
+    double burst; /* packets that are lost in a row, on average */
     int testing;
     int again;         /* what is lost at any rate is tested once more */
     uint32_t patience; /* clean windows before that */
@@ -40,7 +41,7 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
 /* Such a share has been lost, and `less` of the rate is sent from now on. */
 void lc_overrun_test(lc_overrun *o, uint64_t now, double share, double less, uint64_t rtt_ns);
 /* By how much a share of so many packets may differ by chance. */
-double lc_overrun_noise(double share, double packets);
+double lc_overrun_noise(const lc_overrun *o, double share, double packets);
 /* Nothing was sent for a while. */
 void lc_overrun_rested(lc_overrun *o, uint64_t now);
 /* Begins a window: what comes up to from_ns was sent otherwise, and doesn't count. */

@@ -29,6 +29,7 @@ static const double CAP_SAME = 0.8;    /* a bound of so much of the one before c
 static const uint32_t CAP_SURE = 2;    /* and each such doubles CAP_TWICE, so often */
 static const uint64_t ACK_MAX_NS = 10000000u; /* acknowledgements wait so long, at most */
 static const uint64_t LATE_NS = 2000000u;     /* beside what threads take */
+static const double BURST_ACKS = 16;          /* over which the length of bursts is averaged */
 static const double TOLD = 0.5;               /* share of a trial after which its packets tell */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const double TRIAL_AIMS = 2, TRIAL_TIMES = 16; /* of the aim, and of the least trial */
@@ -233,7 +234,7 @@ static void yield_spilled(lc_port *port, double queue, double aim) {
     if ((queue > aim && !port->began) || port->tried_from > 0 || port->overrun.testing)
         return;
     double usual = port->overrun.lost, own = port->spilled / port->moved - usual;
-    if (own > EXCESS + lc_overrun_noise(usual, port->moved / port->packet))
+    if (own > EXCESS + lc_overrun_noise(&port->overrun, usual, port->moved / port->packet))
         port->rate *= 1 - own;
 }
 
@@ -325,7 +326,7 @@ static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
     double queue = 1e-9 * (double)queue_ns;
     port->lost = port->taken < port->moved ? 1 - port->taken / port->moved : 0;
     double carried = taken / (1 - port->overrun.lost);
-    double chance = lc_overrun_noise(port->lost, port->moved / port->packet);
+    double chance = lc_overrun_noise(&port->overrun, port->lost, port->moved / port->packet);
     int sudden = port->lost > port->overrun.lost + SUDDEN + chance;
     port->sudden = sudden ? port->sudden + 1 : 0;
     if (port->rate > 0 && port->sudden >= 2 && !port->overrun.testing)
@@ -421,7 +422,12 @@ static uint64_t rest_of(lc_port *port, const lc_port_ack *ack) {
     return rest < pause ? rest : pause;
 }
 
+static void note_burst(lc_port *port, const lc_port_ack *ack) {
+    port->overrun.burst += (ack->burst - port->overrun.burst) / BURST_ACKS;
+}
+
 void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
+    note_burst(port, ack);
     port->sent += ack->sent;
     port->held |= ack->held;
     if (ack->rtt_ns && !port->rtt_ns) {
@@ -489,6 +495,7 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
 int lc_port_bound(lc_port *port, const lc_port_ack *ack, double rate) {
     uint64_t pause = ack->now - port->heard_ns;
     port->heard_ns = ack->now;
+    note_burst(port, ack);
     if (rate <= 0)
         return 0;
     port->rate = port->cap > 0 && port->cap < rate ? port->cap : rate;

@@ -16,6 +16,7 @@ typedef struct {
     double moved;     /* bytes that the peer has seen or missed, */
     double taken;     /* and those that came; late ones count when they come */
     double packet;    /* bytes of one */
+    double burst;     /* packets that the path loses in a row, on average */
     double sent;      /* bytes that left since the acknowledgement before, */
     int held;         /* and whether packets waited for this law */
 } lc_port_ack;

@@ -390,7 +390,8 @@ static lc_port_ack of_port(const lc_path *p, const lc_measure_ack *ack, uint32_t
                          .queue_ns = ack->rtt_ns ? p->pace.queue_ns : -1,
                          .moved = bytes * ack->moved,
                          .taken = bytes * taken,
-                         .packet = bytes};
+                         .packet = bytes,
+                         .burst = lc_loss_burst(&p->loss)};
 }
 
 /* What ranks of a site have told of its exit, which their hosts share, counts once. */

@@ -6,6 +6,9 @@
 #include "batch.h"
 #include "silence.h"
 
+enum { COPIES_MOST = 8 };
+static const double LOSSY = 0.005; /* share of packets that a path loses */
+
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record) {
     p->hold_ns = 0;
     if (p->records && p->n_records < LC_RECORDS)
@@ -245,6 +248,15 @@ uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
     return LC_HEADER_BYTES + (uint32_t)length;
 }
 
+/* Of a datagram with records. A path that loses packets in bursts would lose them, and what repeats
+ * them once in a round trip, as often as a burst is long. */
+static uint32_t copies(const lc_path *p) {
+    if (!p->n_records || lc_loss_share(&p->loss) < LOSSY)
+        return 1;
+    double burst = lc_loss_burst(&p->loss);
+    return burst < COPIES_MOST ? (uint32_t)burst : COPIES_MOST;
+}
+
 /* Gathers a datagram for each of the paths from *next on that have something to tell, as many as
  * fit a batch. Returns how many. */
 static int gather_control(const lc_host *h, const lc_interface *via, lc_run *runs, uint16_t *next) {
@@ -253,8 +265,8 @@ static int gather_control(const lc_host *h, const lc_interface *via, lc_run *run
         const lc_path *p = via->paths[*next];
         if (!has_control(p) || (!p->ack_due && lc_held_until_ns(h, p) > h->now))
             continue;
-        put_control(h, p, &runs[n], n);
-        n++;
+        for (uint32_t left = copies(p); left && n < LC_BATCH_RUNS; left--, n++)
+            put_control(h, p, &runs[n], n);
     }
     return n;
 }
@@ -271,7 +283,8 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
     for (int i = 0; i < sent; i++) {
         lc_path *p = &h->paths[runs[i].peer];
         lc_size_sent(&p->size, runs[i].packet_bytes, 1, p->tx_next, h->now);
-        control_went(h, p, records_in_one(p));
+        if (!i || runs[i].peer != runs[i - 1].peer)
+            control_went(h, p, records_in_one(p));
         if (lc_leaves_by_port(p))
             lc_uplink_spend(&lc_exit_of(p)->uplink, h->now, runs[i].packet_bytes);
         *more |= p->n_records > 0;

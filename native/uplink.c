@@ -3,6 +3,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "loss.h"
+
 static const double RUN_S = 0.001, PACKETS_MIN = 2, BURST_PACKETS = 4;
 static const uint32_t PACKET_BYTES = 1500; /* until one has gone */
 static const double START_BURST = 16 * 1500.0;
@@ -53,7 +55,8 @@ static void tell_ack(lc_uplink *u, const lc_port_ack *ack) {
                                                   bits_of(u->moved),
                                                   bits_of(u->taken),
                                                   bits_of(u->sent),
-                                                  bits_of(ack->packet)};
+                                                  bits_of(ack->packet),
+                                                  bits_of(ack->burst)};
     for (int i = 0; i < LC_UPLINK_ACK_WORDS; i++)
         put(&words[i], values[i]);
     put(&u->own->n_acks, n + 1);
@@ -78,12 +81,14 @@ static int read_ack(lc_uplink_rank *rank, uint64_t n, uint64_t now, lc_port_ack 
                          .rtt_ns = words[2] << 1 >> 1,
                          .held = (int)(words[2] >> 63),
                          .queue_ns = (int64_t)words[3],
-                         .packet = of_bits(words[7])};
+                         .packet = of_bits(words[7]),
+                         .burst = of_bits(words[8])};
     int sane = advance(&rank->moved, of_bits(words[4]), &ack->moved);
     sane &= advance(&rank->taken, of_bits(words[5]), &ack->taken);
     sane &= advance(&rank->sent, of_bits(words[6]), &ack->sent);
     return sane && ack->queue_ns <= QUEUE_MAX_NS && ack->rtt_ns <= (uint64_t)QUEUE_MAX_NS &&
-           ack->packet > 0 && ack->packet < BYTES_MAX;
+           ack->packet > 0 && ack->packet < BYTES_MAX && ack->burst >= 1 &&
+           ack->burst <= LC_BURST_MOST;
 }
 
 static void read_acks(lc_uplink *u, lc_uplink_rank *rank, uint64_t now) {

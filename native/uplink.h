@@ -16,7 +16,7 @@
  * is paced by itself: a site's hosts share what joins it to others, which is often slower. */
 enum { LC_NEAR, LC_FAR, LC_UPLINKS };
 
-enum { LC_UPLINK_ACKS = 32, LC_UPLINK_ACK_WORDS = 8, LC_UPLINK_RANKS = 256 };
+enum { LC_UPLINK_ACKS = 32, LC_UPLINK_ACK_WORDS = 9, LC_UPLINK_RANKS = 256 };
 
 /* Of one rank. Numbers that aren't whole are written as their bits. */
 typedef struct lc_uplink_board {

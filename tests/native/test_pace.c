@@ -600,6 +600,19 @@ static uint32_t any(sim *s) {
     return u < 0.5 ? edges[(int)(u * 10)] : (uint32_t)(sim_random(s) * 4294967295.0);
 }
 
+/* What is known of a path in packets is as many bytes, whatever their size. */
+static void test_packets_of_another_size(void) {
+    lc_pace pace;
+    lc_pace_init(&pace, 1000000000u, 0, 1452);
+    pace.rate = 5000;
+    double window = pace.window * 1452, rate = lc_pace_rate(&pace);
+    lc_pace_sized(&pace, 484);
+    CHECK_AT(fabs(pace.window * 484 / window - 1) < 1e-9, "%.1f", pace.window);
+    CHECK_AT(fabs(lc_pace_rate(&pace) / rate - 1) < 1e-9, "%.1f", pace.rate);
+    lc_pace_sized(&pace, 480); /* about the same */
+    CHECK_AT(pace.packet_bytes > 483, "%.0f", pace.packet_bytes);
+}
+
 /* Acknowledgements of any content: windows and rates stay numbers, and some packet may always go
  * within seconds. What a peer can say is bounded as in the engine. */
 static void test_hostile_acks(void) {
@@ -668,6 +681,7 @@ int main(void) {
     test_same_host_is_not_held();
     test_room_is_not_more_than_asked();
     test_rate();
+    test_packets_of_another_size();
     test_hostile_acks();
     return check_result("test_pace");
 }

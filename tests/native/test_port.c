@@ -282,6 +282,17 @@ static void test_two_windows(void) {
     CHECK(window(&o, &now, 2000, 0.1) == LC_OVERRUN_OWN);
 }
 
+/* Where packets are lost in bursts, shares differ by more for chance, so windows are longer. */
+static void test_windows_of_bursts(void) {
+    lc_overrun single = {.lost = 0.1, .burst = 1}, bursty = {.lost = 0.1, .burst = 8};
+    uint64_t now = 1000000000u;
+    CHECK(window(&single, &now, 385, 0.1) == LC_OVERRUN_CLEAN);
+    CHECK(window(&bursty, &now, 1200, 0.1) == LC_OVERRUN_NONE);
+    CHECK(window(&bursty, &now, 100, 0.1) == LC_OVERRUN_CLEAN);
+    double noise = lc_overrun_noise(&single, 0.1, 1000);
+    CHECK_AT(lc_overrun_noise(&bursty, 0.1, 1000) > 1.5 * noise, "%.3f", noise);
+}
+
 /* Loss that is known, be it from another rank, is tested again seldom, and ever more so. */
 static void test_patience(void) {
     lc_overrun o = {.lost = 0.1};
@@ -388,6 +399,7 @@ int main(void) {
     test_random_loss_that_ends();
     test_two_windows();
     test_an_outage_between_short_calls();
+    test_windows_of_bursts();
     test_patience();
     return check_result("test_port");
 }

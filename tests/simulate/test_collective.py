@@ -96,6 +96,45 @@ def test_large_packets_leave_a_port_that_may_send_little() -> None:
     assert max(call.seconds for call in found.calls) < 5
 
 
+def test_packets_of_short_streams_leave_a_port_no_faster_for_being_small() -> None:
+    """Parity alone makes them a third as large. A port that took them for full ones believed that
+    it carried three times as much as it did."""
+    alone = Options(max_missing=0.01, repair=0)
+    port = Port(up_mbit=100, down_mbit=100, queue_ms=25)
+    found = simulate_collective(replace(QUIET, port=port), 4 * MIB, hosts=8, options=alone)
+    full = simulate_collective(replace(QUIET, port=port), 4 * MIB, hosts=8)
+    assert found.calls[-1].counts.packets > 1.5 * full.calls[-1].counts.packets
+    steady = sum(call.counts.packets for call in found.steady)
+    lost = sum(call.counts.dropped_up + call.counts.dropped_down for call in found.steady)
+    assert lost < 0.002 * steady
+    assert found.ratio < 1.2
+
+
+def test_a_lone_path_s_law_holds_for_small_packets() -> None:
+    alone = Options(max_missing=0.01, repair=0)
+    policed = Network(
+        link=Link(delay_ms=10), port=Port(up_mbit=100, down_mbit=100, policer_ms=10)
+    )
+    found = simulate_collective(policed, MIB, options=alone, calls=12, settle=7)
+    assert sum(call.counts.policed for call in found.calls) > 0
+    assert found.missing < 0.03
+
+
+def test_losses_in_bursts_take_little_more_time_than_single_ones() -> None:
+    """A burst swallows what is told again once in a round trip, too, and makes a port's share lost
+    vary by more than single losses do."""
+    times = {}
+    for burst in (1.0, 8.0):
+        link = Link(delay_ms=10, loss=0.1, burst=burst)
+        network = Network(link=link, port=Port(up_mbit=100, down_mbit=100, queue_ms=25))
+        found = simulate_collective(network, MIB, hosts=4, calls=20, settle=4)
+        assert sum(call.counts.lost for call in found.steady) > 0.05 * sum(
+            call.counts.packets for call in found.steady
+        )
+        times[burst] = found.ratio
+    assert times[8.0] < 1.5 * times[1.0]
+
+
 def test_equal_seeds_give_equal_results_and_others_do_not() -> None:
     lossy = with_link(loss=0.05)
     first, again = (simulate_collective(lossy, MIB, hosts=3) for _ in range(2))

@@ -45,7 +45,8 @@ class Case(Piece):
     # last host's, as the third call begins
     change: str = ""
     tcp: str = ""  # flows beside the calls, as of ``lossycoll lab --tcp``
-    delivery: str = "lossy"  # the option; ``repair``, ``fec`` and ``algorithm`` are, too
+    # the option; ``repair``, ``fec``, ``max_missing`` (0: none) and ``algorithm`` are, too
+    delivery: str = "lossy"
     repair: int = 0
     fec: float = 0.0
     max_missing: float = 0.0
@@ -128,6 +129,7 @@ GOALS = {
     "clean": Goal(1.12, 0.001, 1.1),
     "loss": Goal(1.15, 0.005),
     "parity": Goal(1.15 * 1.1, 0.005),  # a tenth of what travels; nothing is to be missing
+    "parity alone": Goal(1.15 * 1.6, 0.005),  # at most 1.6 times the bytes at 20%
     "policer": Goal(1 / 0.9, 0.03),
     "change": Goal(1.15, 0.005),
     "change to policer": Goal(1 / 0.9, 0.03),
@@ -212,7 +214,8 @@ def _loss() -> Iterator[Case]:
     for loss in (0.001, 0.01, 0.05, 0.1):
         for hosts in (2, 4, 8):
             yield Case("loss", hosts, 100, 20, 4, loss=loss)
-    yield Case("loss", 4, 100, 20, 4, loss=0.01, burst=8)
+    for loss, hosts in ((0.01, 4), (0.1, 2), (0.1, 4), (0.1, 8)):
+        yield Case("loss", hosts, 100, 20, 4, loss=loss, burst=8)
     for gap in (0.3, 10):
         for hosts in (2, 4, 8):
             yield Case("loss", hosts, 100, 20, 4, loss=0.01, gap_s=gap)
@@ -296,6 +299,10 @@ def _other() -> Iterator[Case]:
         yield Case("loss", hosts, 100, 20, 4, loss=0.01, repair=1)
         yield Case("clean", hosts, 100, 20, 4, algorithm="ring")
         yield Case("parity", hosts, 100, 20, 4, loss=0.01, fec=0.1)
+    yield Case("parity alone", 2, 100, 20, 1, max_missing=0.01, policer_ms=10, calls=10)
+    for loss, burst in ((0.0, 1), (0.2, 1), (0.2, 8)):
+        for hosts in (4, 8):
+            yield Case("parity alone", hosts, 100, 20, 4, max_missing=0.01, loss=loss, burst=burst)
     for hosts in (4, 8):
         for collective in ("all_gather", "reduce_scatter", "broadcast", "all_to_all"):
             yield Case("clean", hosts, 100, 20, 8, collective=collective)

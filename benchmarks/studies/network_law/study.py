@@ -42,13 +42,13 @@ AT = 0.4
 
 def measure(case: Case, pacing: str = Options().pacing) -> dict[str, Any]:
     """The figures of one case."""
+    parity = {"max_missing": case.max_missing} if case.max_missing else {"fec": case.fec}
     options = Options(
         delivery=case.delivery,
         repair=case.repair,
-        fec=case.fec,
-        max_missing=case.max_missing or "none",
         algorithm=case.algorithm,
         pacing=pacing,
+        **parity,
     )
     if case.change == "death":
         return _with_death(case, replace(options, on_peer_loss="continue"))
@@ -141,7 +141,8 @@ def missed(case: Case, figures: dict[str, Any]) -> list[str]:
     if goal.ratio is not None and figures["ratio"] > goal.ratio:
         out.append(f"time {figures['ratio']:.2f} > {goal.ratio:.2f}")
     restored = case.delivery != "lossy" or case.repair or case.fec
-    expected = 0.0 if restored else figures["loss"]
+    lost = max(figures["loss"], figures["drops"].get("lost", 0.0))  # bursts are lost by chance
+    expected = case.max_missing or (0.0 if restored else lost)
     if goal.missing is not None and figures["missing"] > expected + goal.missing:
         out.append(f"missing {figures['missing']:.2%} > {expected + goal.missing:.2%}")
     if goal.job is not None and not goal.job[0] <= figures["job"] <= goal.job[1]:

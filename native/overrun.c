@@ -22,7 +22,8 @@ void lc_overrun_begin(lc_overrun *o, uint64_t from_ns) {
 /* Of a chain of two states, in which runs of so many packets are lost (Gilbert). */
 static double variance(const lc_overrun *o, double share) {
     double found = 2 * o->burst * (1 - share) - 1;
-    return found > BURSTY ? found : BURSTY;
+    int own = o->lost < LC_OVERRUN_LOSSY; /* as far as is known: a queue's are runs */
+    return found > BURSTY && !own ? found : BURSTY;
 }
 
 double lc_overrun_noise(const lc_overrun *o, double share, double packets) {

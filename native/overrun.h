@@ -16,7 +16,8 @@ typedef enum {
     LC_OVERRUN_RANDOM /* the test has ended: so much is lost at any rate */
 } lc_overrun_verdict;
 
-#define LC_OVERRUN_LESS 0.9
+#define LC_OVERRUN_LESS  0.9
+#define LC_OVERRUN_LOSSY 0.005 /* share lost at any rate of a path that isn't clean */
 
 typedef struct {
     double lost;  /* share that is lost at any rate */

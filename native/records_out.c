@@ -6,8 +6,7 @@
 #include "batch.h"
 #include "silence.h"
 
-enum { COPIES_MOST = 8 };
-static const double LOSSY = 0.005; /* share of packets that a path loses */
+static const double COPIES_MOST = 8, COPIES_S = 0.0005; /* of sending them */
 
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record) {
     p->hold_ns = 0;
@@ -251,10 +250,13 @@ uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
 /* Of a datagram with records. A path that loses packets in bursts would lose them, and what repeats
  * them once in a round trip, as often as a burst is long. */
 static uint32_t copies(const lc_path *p) {
-    if (!p->n_records || lc_loss_share(&p->loss) < LOSSY)
+    if (!p->n_records || lc_uplink_lost(&lc_exit_of(p)->uplink) < LC_OVERRUN_LOSSY)
         return 1;
-    double burst = lc_loss_burst(&p->loss);
-    return burst < COPIES_MOST ? (uint32_t)burst : COPIES_MOST;
+    double bytes = LC_HEADER_BYTES + (p->n_records + 1) * LC_RECORD_BYTES;
+    double most = 1 + COPIES_S * p->rate / bytes, burst = lc_loss_burst(&p->loss);
+    if (most > COPIES_MOST)
+        most = COPIES_MOST;
+    return (uint32_t)(burst < most ? burst : most);
 }
 
 /* Gathers a datagram for each of the paths from *next on that have something to tell, as many as

@@ -348,6 +348,10 @@ double lc_uplink_used(const lc_uplink *u, uint64_t now) {
     return u->own && !u->leads ? u->known.rate : u->law.rate;
 }
 
+double lc_uplink_lost(const lc_uplink *u) {
+    return u->own && !u->leads ? u->known.usual : u->law.overrun.lost;
+}
+
 void lc_uplink_shared(lc_uplink *u, uint32_t n, double rate) {
     u->law.others = n;
     u->law.others_rate = rate;

@@ -73,6 +73,8 @@ void lc_uplink_spend(lc_uplink *u, uint64_t now, double bytes);
 uint64_t lc_uplink_delay(const lc_uplink *u, uint64_t now, uint32_t packet_bytes);
 /* Bytes/s that the port's law knows it to carry, if it has been used of late; else 0. */
 double lc_uplink_used(const lc_uplink *u, uint64_t now);
+/* The share of packets that is lost at any rate. */
+double lc_uplink_lost(const lc_uplink *u);
 /* n ranks of the hosts that share what is behind it have told their host's rate, bytes/s. */
 void lc_uplink_shared(lc_uplink *u, uint32_t n, double rate);
 /* Times that the least delays of all paths turned out to be of the past. */

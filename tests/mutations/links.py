@@ -28,6 +28,36 @@ LINKS = (
         f"{ENGINE}/test_reports.py::"
         "test_what_a_link_loses_and_in_what_runs_is_known_without_resending",
     ),
+    mutation(
+        "every packet is taken for a full one",
+        "native/records_in.c",
+        "    double bytes = untold ? p->tx_bytes / untold : lc_wire_bytes_max(p->interface);\n",
+        "    double bytes = untold ? lc_wire_bytes_max(p->interface) : p->tx_bytes;\n",
+        "tests/simulate/test_collective.py::"
+        "test_packets_of_short_streams_leave_a_port_no_faster_for_being_small",
+    ),
+    mutation(
+        "a path's rate counts packets of any size alike",
+        "native/records_in.c",
+        "    if (!p->pace.same_host)\n        lc_pace_sized",
+        "    if (0)\n        lc_pace_sized",
+        "tests/simulate/test_collective.py::test_a_lone_path_s_law_holds_for_small_packets",
+    ),
+    mutation(
+        "records go out once, however long bursts are",
+        "native/records_out.c",
+        "    return (uint32_t)(burst < most ? burst : most);\n",
+        "    return (uint32_t)(burst < most ? 1 : 1);\n",
+        "tests/simulate/test_collective.py::"
+        "test_losses_in_bursts_take_little_more_time_than_single_ones",
+    ),
+    mutation(
+        "chance is no more where losses come in bursts",
+        "native/overrun.c",
+        "    return found > BURSTY && !own ? found : BURSTY;\n",
+        "    return found > BURSTY && !own ? BURSTY : BURSTY;\n",
+        "native:test_port",
+    ),
     # ---- the wire ----
     mutation(
         "checksum unchecked",

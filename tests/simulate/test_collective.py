@@ -112,9 +112,7 @@ def test_packets_of_short_streams_leave_a_port_no_faster_for_being_small() -> No
 
 def test_a_lone_path_s_law_holds_for_small_packets() -> None:
     alone = Options(max_missing=0.01, repair=0)
-    policed = Network(
-        link=Link(delay_ms=10), port=Port(up_mbit=100, down_mbit=100, policer_ms=10)
-    )
+    policed = Network(link=Link(delay_ms=10), port=Port(up_mbit=100, down_mbit=100, policer_ms=10))
     found = simulate_collective(policed, MIB, options=alone, calls=12, settle=7)
     assert sum(call.counts.policed for call in found.calls) > 0
     assert found.missing < 0.03

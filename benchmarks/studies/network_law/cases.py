@@ -137,6 +137,7 @@ GOALS = {
     "jitter above": Goal(2.5, 0.01),
     "reorder": Goal(1.5, 0.01),
     "small": Goal(None, 0.005),
+    "slow": Goal(1.5, 0.005),
     "reliable": Goal(1.25, 0.0),
     "hosts of several": Goal(1.2, 0.001),
     "asymmetric": Goal(1.15, 0.005),
@@ -169,6 +170,7 @@ def sample() -> list[Case]:
         Case("loss", 4, 100, 20, 4, loss=0.01, repair=1, calls=3),
         Case("clean", 2, 1000, 1, 25, calls=3),
         Case("clean", 2, 10_000, 0.2, 100, queue_ms=5, calls=3),
+        Case("slow", 4, 1, 30, 0.25, queue_ms=200, calls=3),
     ]
 
 
@@ -293,6 +295,9 @@ def _other() -> Iterator[Case]:
     for hosts in (2, 4, 8, 16):
         yield Case("small", hosts, 100, 20, 1 / 16)
         yield Case("small", hosts, 1000, 0.2, 1)
+    for hosts, mbit, mib in ((4, 1, 0.25), (8, 2, 1), (8, 5, 1)):
+        yield Case("slow", hosts, mbit, 30, mib, queue_ms=200)
+    yield Case("slow", 4, 2, 30, 1, queue_ms=200, loss=0.1, burst=8)
     for hosts in (2, 4, 8):
         yield Case("reliable", hosts, 100, 20, 4, delivery="reliable")
         yield Case("reliable", hosts, 100, 20, 4, delivery="reliable", loss=0.01)

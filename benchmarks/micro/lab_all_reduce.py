@@ -68,13 +68,16 @@ def main() -> None:
     parser.add_argument("--busy-ms", type=float, default=50, help="of computing (%(default)s)")
     parser.add_argument("--mbit", type=float, required=True, help="a port's, for the limit")
     parser.add_argument("--lost", default="0%", help="what the network loses, for the row (0%%)")
+    parser.add_argument("--alone", action="store_true", help="without gloo, which loss holds up")
     parser.add_argument("--table", default=TABLE.name, help="of the page (%(default)s)")
     add_report(parser, TABLE.page)
     options = parser.parse_args()
     table = replace(TABLE, name=options.table)
     torch.set_num_threads(1)
     dist.init_process_group("lossy")
-    groups = {"lossy": dist.group.WORLD, "gloo": dist.new_group(backend="gloo")}
+    groups = {"lossy": dist.group.WORLD}
+    if not options.alone:
+        groups["gloo"] = dist.new_group(backend="gloo")
     data = torch.zeros(round(options.mib * (1 << 18)))
     world = dist.get_world_size()
     limit = 2 * (world - 1) / world * data.nbytes * 8e-6 / options.mbit
@@ -88,9 +91,12 @@ def main() -> None:
         dist.all_reduce(share)
     if dist.get_rank() == 0:
         cells = [
-            f"{1e3 * statistics.median(times):.0f} ms, {statistics.median(times) / limit:.2f}"
+            f"{1e3 * statistics.median(found[name]):.0f} ms, "
+            f"{statistics.median(found[name]) / limit:.2f}"
+            if name in found
+            else "-"
             for found in (loop, after)
-            for times in found.values()
+            for name in ("lossy", "gloo")
         ]
         missing = float(share[0] / max(1, share[1]))
         row = [f"{world}", f"{options.mbit:g}", options.lost, f"{options.mib:g} MiB", *cells]

@@ -134,12 +134,17 @@ SLOW, FAST = range(20, 101), range(1000, 1001)
 
 
 def of_limit(hosts: int) -> list[float]:
-    """Lossy's loop over bytes and delays of two phases of 10 ms, by rate, of clean links."""
-    found = [row for row in rows("performance#slow-links") if int(row["hosts"]) == hosts]
+    """Lossy's loop over bytes and delays of two phases of 10 ms, by rate, of clean links and the
+    largest size."""
+    clean = [r for r in rows("performance#slow-links") if r["lost"] == "0%"]
+    largest: dict[int, dict[str, str]] = {}
+    for row in sorted(clean, key=lambda row: number(row["size"])):
+        if int(row["hosts"]) == hosts:
+            largest[int(row["Mbit/s"])] = row
     return [
         number(row["lossy, loop"])
-        / (2 * (hosts - 1) / hosts * number(row["size"]) * 8.388608e3 / int(row["Mbit/s"]) + 20)
-        for row in found
+        / (2 * (hosts - 1) / hosts * number(row["size"]) * 8.388608e3 / rate + 20)
+        for rate, row in sorted(largest.items())
     ]
 
 

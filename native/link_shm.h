@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 
 enum {
-    LC_SHM_VERSION = 4,
+    LC_SHM_VERSION = 5,
     LC_SHM_PROCESSES = 256, /* of one host, at most */
     LC_SHM_HEADER_BYTES = 8192,
     LC_SHM_ENTRIES = 512,            /* of a ring, at most; */

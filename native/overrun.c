@@ -16,7 +16,7 @@ static const double FADES = 0.25; /* share of the way to a lower loss that a win
 
 void lc_overrun_begin(lc_overrun *o, uint64_t from_ns) {
     o->from_ns = from_ns;
-    o->moved = o->taken = 0;
+    o->moved = o->taken = o->packets = 0;
 }
 
 /* Of a chain of two states, in which runs of so many packets are lost (Gilbert). */
@@ -92,8 +92,9 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
         return LC_OVERRUN_NONE;
     o->moved += moved;
     o->taken += taken;
+    o->packets += moved / packet;
     double share = o->taken < o->moved ? 1 - o->taken / o->moved : 0;
-    double packets = o->moved / packet;
+    double packets = o->packets;
     if (!is_over(o, share, packets, now, rtt_ns))
         return LC_OVERRUN_NONE;
     o->came = 1e9 * o->taken / (double)(now - o->from_ns);

@@ -32,8 +32,8 @@ typedef struct {
     uint32_t clean;    /* windows in a row without a loss beyond the usual */
     uint32_t rests;    /* in which nothing was sent, during the test */
     /* state */
-    uint64_t from_ns;    /* the window's begin; packets before it left at another rate */
-    double moved, taken; /* in the window */
+    uint64_t from_ns;             /* the window's begin; packets before it left at another rate */
+    double moved, taken, packets; /* in the window */
 } lc_overrun;
 
 /* Bytes that peers have seen or missed, and those that came; packet: bytes of one. */

@@ -29,7 +29,8 @@ static const double CAP_SAME = 0.8;    /* a bound of so much of the one before c
 static const uint32_t CAP_SURE = 2;    /* and each such doubles CAP_TWICE, so often */
 static const uint64_t ACK_MAX_NS = 10000000u; /* acknowledgements wait so long, at most */
 static const uint64_t LATE_NS = 2000000u;     /* beside what threads take */
-static const double BURST_ACKS = 16;          /* over which the length of bursts is averaged */
+static const double BURST_PACKETS = 512;      /* over which the length of bursts is averaged, */
+static const double BURST_MOST = 16;          /* and of how many packets one is at most */
 static const double TOLD = 0.5;               /* share of a trial after which its packets tell */
 static const double TRIAL_MIN = 1.0 / 16, TRIAL_MAX = 1;
 static const double TRIAL_AIMS = 2, TRIAL_TIMES = 16; /* of the aim, and of the least trial */
@@ -52,7 +53,7 @@ static double aim_s(const lc_port *port) {
 
 static void begin_epoch(lc_port *port, uint64_t now) {
     port->epoch_ns = now;
-    port->moved = port->taken = port->sent = port->spilled = 0;
+    port->moved = port->packets = port->taken = port->sent = port->spilled = 0;
     port->held_before = port->held; /* what is heard of now was sent a round trip ago */
     port->held = port->began = 0;
     port->peak_ns = 0;
@@ -234,7 +235,7 @@ static void yield_spilled(lc_port *port, double queue, double aim) {
     if ((queue > aim && !port->began) || port->tried_from > 0 || port->overrun.testing)
         return;
     double usual = port->overrun.lost, own = port->spilled / port->moved - usual;
-    if (own > EXCESS + lc_overrun_noise(&port->overrun, usual, port->moved / port->packet))
+    if (own > EXCESS + lc_overrun_noise(&port->overrun, usual, port->packets))
         port->rate *= 1 - own;
 }
 
@@ -326,7 +327,7 @@ static void end_epoch(lc_port *port, uint64_t now, int64_t queue_ns) {
     double queue = 1e-9 * (double)queue_ns;
     port->lost = port->taken < port->moved ? 1 - port->taken / port->moved : 0;
     double carried = taken / (1 - port->overrun.lost);
-    double chance = lc_overrun_noise(&port->overrun, port->lost, port->moved / port->packet);
+    double chance = lc_overrun_noise(&port->overrun, port->lost, port->packets);
     int sudden = port->lost > port->overrun.lost + SUDDEN + chance;
     port->sudden = sudden ? port->sudden + 1 : 0;
     if (port->rate > 0 && port->sudden >= 2 && !port->overrun.testing)
@@ -423,7 +424,9 @@ static uint64_t rest_of(lc_port *port, const lc_port_ack *ack) {
 }
 
 static void note_burst(lc_port *port, const lc_port_ack *ack) {
-    port->overrun.burst += (ack->burst - port->overrun.burst) / BURST_ACKS;
+    double share = ack->moved / ack->packet / BURST_PACKETS;
+    double burst = ack->burst < BURST_MOST ? ack->burst : BURST_MOST; /* a liar's is at most that */
+    port->overrun.burst += (share < 1 ? share : 1) * (burst - port->overrun.burst);
 }
 
 void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
@@ -451,7 +454,7 @@ void lc_port_acked(lc_port *port, const lc_port_ack *ack) {
     }
     port->moved += ack->moved;
     port->taken += ack->taken;
-    port->packet = ack->packet;
+    port->packets += ack->moved / ack->packet;
     if (ack->queue_ns >= 0) {
         port->low_ns += (int64_t)(ack->now - port->low_at_ns);
         port->low_at_ns = ack->now;

@@ -57,6 +57,7 @@ typedef struct {
     uint32_t renewed;   /* times that the least delays of all paths turned out to be of the past */
     /* this epoch */
     uint64_t epoch_ns, heard_ns, rtt_ns;
+    double packets;      /* that peers have seen or missed: */
     double moved, taken; /* bytes, */
     double sent;         /* and those that left, */
     double spilled;      /* and those that were lost while a queue stood */
@@ -67,10 +68,10 @@ typedef struct {
     int held;            /* packets waited for this law, */
     int held_before;     /* as in the last epoch */
     int64_t least_queue_ns, most_queue_ns;
-    double shed_from, packet; /* the rate before so much was lost at once; 0: it wasn't */
-    uint32_t sudden;          /* epochs in a row that lost much more than usual */
-    double lost;              /* share, in the last epoch */
-    int fresh;                /* the rate is that of a start's end */
+    double shed_from; /* the rate before so much was lost at once; 0: it wasn't */
+    uint32_t sudden;  /* epochs in a row that lost much more than usual */
+    double lost;      /* share, in the last epoch */
+    int fresh;        /* the rate is that of a start's end */
     int64_t low_ns;  /* the queue of the latest packets, of whatever path: the least, which grows by
                         a second in a second at most */
     int64_t peak_ns; /* the most that it was in this epoch */

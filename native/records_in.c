@@ -452,7 +452,8 @@ static double told_bytes(lc_path *p, uint32_t moved) {
 /* Few bytes are no measure for calls of many. */
 static void size_pace(lc_path *p, double bytes) {
     double most = lc_wire_bytes_max(p->interface), least = most / SMALLEST;
-    if (!p->pace.same_host)
+    int alone = p->interface->n_paths == 1; /* else its share is of all paths' packets */
+    if (!p->pace.same_host && (alone || lc_shares_port(p)))
         lc_pace_sized(&p->pace, bytes < least ? least : bytes < most ? bytes : most);
 }
 

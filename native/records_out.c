@@ -6,11 +6,21 @@
 #include "batch.h"
 #include "silence.h"
 
+enum { LOOK_BACK = 16 };
 static const double COPIES_MOST = 8, COPIES_S = 0.0005; /* of sending them */
+
+/* Copies of a question are answered by one word. */
+static int waits(const lc_path *p, uint32_t group, const lc_record *record) {
+    uint32_t first = p->n_records > LOOK_BACK ? p->n_records - LOOK_BACK : 0;
+    for (uint32_t i = first; i < p->n_records; i++)
+        if (p->records[i].group == group && !memcmp(&p->records[i].record, record, sizeof *record))
+            return 1;
+    return 0;
+}
 
 void lc_tell_path(lc_path *p, uint32_t group, const lc_record *record) {
     p->hold_ns = 0;
-    if (p->records && p->n_records < LC_RECORDS)
+    if (p->records && p->n_records < LC_RECORDS && !waits(p, group, record))
         p->records[p->n_records++] = (lc_queued){*record, group};
 }
 
@@ -250,9 +260,10 @@ uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
 /* Of a datagram with records. A path that loses packets in bursts would lose them, and what repeats
  * them once in a round trip, as often as a burst is long. */
 static uint32_t copies(const lc_path *p) {
-    if (!p->n_records || lc_uplink_lost(&lc_exit_of(p)->uplink) < LC_OVERRUN_LOSSY)
+    if (!p->n_records || !lc_leaves_by_port(p) ||
+        lc_uplink_lost(&lc_exit_of(p)->uplink) < LC_OVERRUN_LOSSY)
         return 1;
-    double bytes = LC_HEADER_BYTES + (p->n_records + 1) * LC_RECORD_BYTES;
+    double bytes = LC_HEADER_BYTES + (records_in_one(p) + 1) * LC_RECORD_BYTES;
     double most = 1 + COPIES_S * p->rate / bytes, burst = lc_loss_burst(&p->loss);
     if (most > COPIES_MOST)
         most = COPIES_MOST;
@@ -284,9 +295,10 @@ static int flush_some(lc_host *h, lc_interface *via, const lc_run *runs, int n, 
     }
     for (int i = 0; i < sent; i++) {
         lc_path *p = &h->paths[runs[i].peer];
+        if (i && runs[i].peer == runs[i - 1].peer)
+            continue; /* a copy */
         lc_size_sent(&p->size, runs[i].packet_bytes, 1, p->tx_next, h->now);
-        if (!i || runs[i].peer != runs[i - 1].peer)
-            control_went(h, p, records_in_one(p));
+        control_went(h, p, records_in_one(p));
         if (lc_leaves_by_port(p))
             lc_uplink_spend(&lc_exit_of(p)->uplink, h->now, runs[i].packet_bytes);
         *more |= p->n_records > 0;

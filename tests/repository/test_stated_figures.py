@@ -320,7 +320,8 @@ STATED = (
         "README",
         f"links of 20 to 100 Mbit/s .*? {N} to {N} times gloo's speed with up to 4 hosts. With 8 "
         f"hosts it has {N} to {N} times. With 4 hosts at 1 Gbit/s it has {N} to {N} times. With 1% "
-        f"lost at 50 Mbit/s it has {N} to {N} times with 2 and 4 hosts, and {N} to {N} times with 8",
+        f"lost at 50 Mbit/s it has {N} to {N} times with 2 and 4 hosts, and {N} to {N} times "
+        "with 8",
         lambda: [
             *slow((2, SLOW), (4, SLOW)),
             *slow((8, SLOW)),

@@ -39,8 +39,8 @@ LINKS = (
     mutation(
         "a path's rate counts packets of any size alike",
         "native/records_in.c",
-        "    if (!p->pace.same_host)\n        lc_pace_sized",
-        "    if (0)\n        lc_pace_sized",
+        "    if (!p->pace.same_host && (alone || lc_shares_port(p)))\n        lc_pace_sized",
+        "    if (0 && alone)\n        lc_pace_sized",
         "tests/simulate/test_collective.py::test_a_lone_path_s_law_holds_for_small_packets",
     ),
     mutation(

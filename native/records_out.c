@@ -9,8 +9,15 @@
 enum { LOOK_BACK = 16 };
 static const double COPIES_MOST = 8, COPIES_S = 0.0005; /* of sending them */
 
+/* Whether what is sent by itself goes out several times. */
+static int is_copied(const lc_path *p) {
+    return lc_leaves_by_port(p) && lc_uplink_lost(&lc_exit_of(p)->uplink) >= LC_OVERRUN_LOSSY;
+}
+
 /* Copies of a question are answered by one word. */
 static int waits(const lc_path *p, uint32_t group, const lc_record *record) {
+    if (!p->n_records || !is_copied(p))
+        return 0;
     uint32_t first = p->n_records > LOOK_BACK ? p->n_records - LOOK_BACK : 0;
     for (uint32_t i = first; i < p->n_records; i++)
         if (p->records[i].group == group && !memcmp(&p->records[i].record, record, sizeof *record))
@@ -260,8 +267,7 @@ uint32_t lc_control_ahead(lc_host *h, lc_path *p, uint8_t *to) {
 /* Of a datagram with records. A path that loses packets in bursts would lose them, and what repeats
  * them once in a round trip, as often as a burst is long. */
 static uint32_t copies(const lc_path *p) {
-    if (!p->n_records || !lc_leaves_by_port(p) ||
-        lc_uplink_lost(&lc_exit_of(p)->uplink) < LC_OVERRUN_LOSSY)
+    if (!p->n_records || !is_copied(p))
         return 1;
     double bytes = LC_HEADER_BYTES + (records_in_one(p) + 1) * LC_RECORD_BYTES;
     double most = 1 + COPIES_S * p->rate / bytes, burst = lc_loss_burst(&p->loss);

@@ -75,13 +75,12 @@ static lc_overrun_verdict judge(lc_overrun *o, double share) {
 }
 
 /* Chance must not hide what the test is for. */
-static int is_over(const lc_overrun *o, double share, double packets, uint64_t now,
-                   uint64_t rtt_ns) {
+static int is_over(const lc_overrun *o, double share, uint64_t now, uint64_t rtt_ns) {
     double least = PACKETS * variance(o, share) / BURSTY;
-    if (packets < least || now - o->from_ns < RTTS * rtt_ns)
+    if (o->packets < least || now - o->from_ns < RTTS * rtt_ns)
         return 0;
-    return !o->testing || packets > MOST * least ||
-           lc_overrun_noise(o, share, packets) < falls(o) / 2;
+    return !o->testing || o->packets > MOST * least ||
+           lc_overrun_noise(o, share, o->packets) < falls(o) / 2;
 }
 
 lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, double taken,
@@ -94,11 +93,10 @@ lc_overrun_verdict lc_overrun_add(lc_overrun *o, uint64_t now, double moved, dou
     o->taken += taken;
     o->packets += moved / packet;
     double share = o->taken < o->moved ? 1 - o->taken / o->moved : 0;
-    double packets = o->packets;
-    if (!is_over(o, share, packets, now, rtt_ns))
+    if (!is_over(o, share, now, rtt_ns))
         return LC_OVERRUN_NONE;
     o->came = 1e9 * o->taken / (double)(now - o->from_ns);
-    double usual = o->lost + EXCESS + lc_overrun_noise(o, share, packets);
+    double usual = o->lost + EXCESS + lc_overrun_noise(o, share, o->packets);
     lc_overrun_begin(o, now);
     if (o->testing)
         return judge(o, share);

@@ -141,9 +141,8 @@ def missed(case: Case, figures: dict[str, Any]) -> list[str]:
     if goal.ratio is not None and figures["ratio"] > goal.ratio:
         out.append(f"time {figures['ratio']:.2f} > {goal.ratio:.2f}")
     restored = case.delivery != "lossy" or case.repair or case.fec
-    lost = max(
-        figures["loss"], figures.get("drops", {}).get("lost", 0.0)
-    )  # bursts are lost by chance
+    by_chance = figures.get("drops", {}).get("lost", 0.0)  # more than asked, where bursts are lost
+    lost = max(figures["loss"], by_chance)
     expected = case.max_missing or (0.0 if restored else lost)
     if goal.missing is not None and figures["missing"] > expected + goal.missing:
         out.append(f"missing {figures['missing']:.2%} > {expected + goal.missing:.2%}")

@@ -117,13 +117,23 @@ def check_chunks(where: Where, name: str, part: Tensor, whole: Tensor) -> None:
         raise refusal(where, name, what)
 
 
-def check_whole(where: Where, name: str, whole: Tensor, encoding: str) -> None:
-    """Refuse a ``whole`` that isn't a chunk for each rank in a row, or can't be encoded so."""
-    if whole.dim() != 1 or not whole.is_contiguous() or whole.numel() % where.world:
+def check_whole(
+    where: Where,
+    name: str,
+    whole: Tensor,
+    encoding: str,
+    counts: Sequence[int] | None = None,
+) -> None:
+    """Refuse a ``whole`` that isn't a chunk for each rank in a row, or can't be encoded so.
+    ``counts``: elements of each chunk; None: all have as many."""
+    fits, length = whole.numel() % where.world == 0, f"a multiple of {where.world}"
+    if counts is not None:
+        fits = len(counts) == where.world and min(counts) >= 0 and sum(counts) == whole.numel()
+        length = f"the sum of {where.world} counts (got {list(counts)[:8]})"
+    if whole.dim() != 1 or not whole.is_contiguous() or not fits:
         raise UnsupportedError(
             f"{where}: {name} got a tensor of shape {tuple(whole.shape)} and stride "
-            f"{whole.stride()}, wanted one dimension, contiguous, its length a multiple of "
-            f"{where.world}"
+            f"{whole.stride()}, wanted one dimension, contiguous, its length {length}"
         )
 
     if encoding != "same" and whole.dtype is not torch.float32:

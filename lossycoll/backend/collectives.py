@@ -110,10 +110,12 @@ def _submit_all_to_all_even(s: Submission) -> Operation:
 
 def _submit_all_gather_blocks(s: Submission) -> Operation:
     start, where = address(s.target), s.health.where
-    chunk = s.target.nbytes // where.world
-    buffers = (start + where.rank * chunk, start)
+    chunks: int | tuple[int, ...] = s.target.nbytes // where.world
+    if (sizes := s.description.sizes) is not None:
+        chunks = tuple(size * s.target.element_size() for size in sizes)
+    own = chunks * where.rank if isinstance(chunks, int) else sum(chunks[: where.rank])
     return s.endpoint.all_gather_blocks(
-        s.call, buffers, chunk, s.description.argument, s.call_options
+        s.call, (start + own, start), chunks, s.description.argument, s.call_options
     )
 
 
@@ -158,9 +160,17 @@ class ContributionWork(EngineWork):
         return blocks.sent if isinstance(blocks, Contributions) else none
 
     @property
+    def block_bytes(self) -> int:
+        """Bytes of ``input`` that a block carries, at most the group's ``block_bytes``."""
+        blocks = self.operation.blocks
+        return (
+            blocks.block_bytes if isinstance(blocks, Contributions) else self._endpoint.block_bytes
+        )
+
+    @property
     def lost(self) -> NDArray[np.bool_]:
-        """The blocks of this rank's contributions that were lost, bool (world, blocks), by owner;
-        waits for the work. This rank's own row is False."""
+        """The blocks of this rank's contributions that were lost, bool (world, blocks), by owner,
+        of ``block_bytes`` each; waits for the work. This rank's own row is False."""
         self.wait_on_host()
         blocks, none = self.operation.blocks, np.zeros((self._endpoint.world, 0), np.bool_)
         return blocks.lost if isinstance(blocks, Contributions) else none

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -178,8 +178,26 @@ class Extensions(Reconfigurable):
         """
         return self._endpoint.blocks(nbytes, encoding)
 
+    def lossy_owners(self, nbytes: int) -> int:
+        """Return how many ranks should own parts of a buffer that always has the same owners.
+
+        Without resending, streams of few packets lose more than parity can restore. Then fewer
+        ranks should own a short buffer (option ``stream_packets``).
+
+        Args:
+            nbytes: Bytes of the buffer.
+
+        Returns:
+            Number of owners, 1 to world, by the options in force.
+        """
+        return self._endpoint.owner_count(nbytes, self._dispatcher.effective())
+
     def all_gather_blocks(
-        self, output: Tensor, needed: NDArray[np.bool_] | None = None, encoding: str = "same"
+        self,
+        output: Tensor,
+        needed: NDArray[np.bool_] | None = None,
+        encoding: str = "same",
+        counts: Sequence[int] | None = None,
     ) -> BlockWork:
         """Gather rank r's chunk of ``output`` on all ranks, in place, block by block.
 
@@ -187,14 +205,17 @@ class Extensions(Reconfigurable):
         arrive.
 
         Args:
-            output: Shape (world * n,), contiguous; chunk r is ``output[r * n : (r + 1) * n]``.
+            output: Shape (sum of ``counts``,), contiguous: the ranks' chunks in a row.
             needed: bool (world, blocks), by owner: blocks that are requested until they arrive. The
                 own row is ignored. None: no block is.
             encoding: Encoding of float32 in packets, as ``lossycoll.plan.codec.named`` returns it.
                 The own chunk stays as it is.
+            counts: Elements of each rank's chunk, the same on all ranks. None: all chunks have as
+                many.
 
         Returns:
-            A work. Its ``arrived`` waits for the work and is bool (world, blocks), own row True. A
+            A work. Its ``arrived`` waits for the work and is bool (world, blocks), with as many
+            blocks as the longest chunk has, True in the own row and beyond a chunk's end. A
             needed block is False only if nothing arrived over its link for ``deadline_max``
             seconds, or if its owner is lost.
 
@@ -202,8 +223,9 @@ class Extensions(Reconfigurable):
             UnsupportedError: A tensor or an array has another form.
         """
         where, name, tensors = self._dispatcher.where, ALL_GATHER_BLOCKS.name, [output]
-        checks.check_whole(where, name, output, encoding)
-        shape = where.world, self.blocks(nbytes(output) // where.world, encoding)
+        checks.check_whole(where, name, output, encoding, counts)
+        longest = output.numel() // where.world if counts is None else max(counts)
+        shape = where.world, self.blocks(longest * output.element_size(), encoding)
         if needed is not None and (needed.shape != shape or needed.dtype != np.bool_):
             raise UnsupportedError(
                 f"{where}: {name} got needed blocks as {needed.dtype}{needed.shape}, wanted "
@@ -212,6 +234,8 @@ class Extensions(Reconfigurable):
         description = Description(
             *(ALL_GATHER_BLOCKS, tensors, tensors, nbytes(output)),
             compared=output,
+            detail="" if counts is None else tuple(counts),
+            sizes=None if counts is None else tuple(counts),
             argument=needed,
             encoding=encoding,
         )
@@ -237,9 +261,10 @@ class Extensions(Reconfigurable):
 
         Returns:
             A work. Its ``lost`` waits for the work and is bool (world, blocks), by owner: the lost
-            blocks (packets) of ``input``, as ``input`` is afterwards. It lacks the losses of a link
-            that was silent for ``deadline_max``, which are unknown. ``sent`` is bool (world,): the
-            owners whose chunk of ``input`` this rank has sent, encoded.
+            blocks (packets of the work's ``block_bytes``) of ``input``, as ``input`` is afterwards.
+            It lacks the losses of a link that was silent for ``deadline_max``, which are unknown.
+            ``sent`` is bool (world,): the owners whose chunk of ``input`` this rank has sent,
+            encoded.
 
         Raises:
             UnsupportedError: A tensor has another form.

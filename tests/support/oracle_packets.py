@@ -34,7 +34,7 @@ def check_needed(
     inputs = [elements("bytes", count, rng) for _ in range(world)]
     outputs = [elements("bytes", count * world, rng) for _ in range(world)]
     want_out = [x.copy() for x in outputs]
-    blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
+    blocks = [Blocks(plans[r], [count] * world, per_packet, needed[r]) for r in range(world)]
     tickets = [
         network.submit(
             r,
@@ -91,7 +91,7 @@ def check_reported_loss(
     inputs = [elements("f32", count * world, rng) for _ in range(world)]
     outputs = [elements("f32", count, rng) for _ in range(world)]
     want_out = [x.copy() for x in outputs]
-    parts = [Contributions(plan) for plan in plans]
+    parts = [Contributions(plan, 4) for plan in plans]
     tickets = [
         network.submit(
             r,

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lossycoll.errors import ClosedError, LossyError, PeerLostError
 from lossycoll.options.fields import Options
-from lossycoll.plan import Finish, Missing, packet_count
+from lossycoll.plan import Finish, Missing, owner_count, packet_count
 from lossycoll.plan.copies import BARRIER_FANOUT
 from lossycoll.plan.reduce_scatter import IN_PLACE
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
@@ -185,7 +185,7 @@ class Endpoint:
                 hosts = hosts.without_sites()
             choice, layout = (by, hosts), layout_of(self.block_bytes, dtype, call_options.encoding)
             planned = self._sum_plan(members, choice, elements, layout, call_options, finish=finish)
-            blocks = Contributions(planned.plan, result)
+            blocks = Contributions(planned.plan, dtype.itemsize, result)
             return self._submit(
                 planned, call, buffers, dtype, call_options, means=means, blocks=blocks
             )
@@ -237,25 +237,31 @@ class Endpoint:
         self,
         call: Collective,
         buffers: tuple[int, int],
-        nbytes: int,
+        nbytes: int | tuple[int, ...],
         needed: NDArray[np.bool_] | None,
         call_options: CallOptions,
     ) -> Operation:
-        """Run an all-gather of equal chunks, whose ``blocks`` are the packets that arrived.
+        """Run an all-gather of chunks, whose ``blocks`` are what arrived.
 
         Args:
-            needed: bool (world, packets), by owner: packets that are requested until they arrive.
+            nbytes: Bytes of each chunk; one number: of every chunk.
+            needed: bool (world, blocks), by owner: blocks that are requested until they arrive.
                 None: none is.
         """
         with self._submitting():
             members = self._sequencer.members()
-            choice = self._algorithm("all_gather", members)
+            by, topology = choice = self._algorithm("all_gather", members)
             layout = layout_of(self.block_bytes, DType.BYTES, call_options.encoding)
-            per_packet = layout.per_packet
+            counts, size = layout.elements(nbytes), layout.per_packet
+            per_packet = size
             if call_options.encoding != "same":
-                per_packet = self.block_elements(call_options.encoding)
-            planned = self._plan(members, choice, layout.elements(nbytes), per_packet)
-            blocks = Blocks(planned.plan, needed)
+                per_packet = size = self.block_elements(call_options.encoding)
+            elif topology is None:
+                options = call_options.options
+                per_packet = plan_cache.finer(by, counts, self.world, size, options)
+            planned = self._plan(members, choice, counts, per_packet)
+            chunks = (counts,) * self.world if isinstance(counts, int) else counts
+            blocks = Blocks(planned.plan, chunks, size, needed)
             return self._submit(planned, call, buffers, layout.dtype, call_options, blocks=blocks)
 
     def barrier(self, call: Collective, call_options: CallOptions) -> Operation:
@@ -343,8 +349,17 @@ class Endpoint:
         layout = layout_of(self.block_bytes, DType.F32, encoding)
         return sum_layout_of(layout, self.block_bytes, encoding, self.topology)[0]
 
+    def owner_count(self, nbytes: int, options: Options) -> int:
+        """Return how many ranks should own a buffer of so many bytes, which always has the same
+        owners: all, or fewer where streams to all would be short and nothing is resent."""
+        parity = options.delivery == "lossy" and options.by_parity_alone
+        if not (parity and self.topology.is_flat):
+            return self.world
+        packets = packet_count(nbytes, self.block_bytes)
+        return owner_count(self.world, packets, options.stream_packets)
+
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
-        """Return the number of packets for ``nbytes`` bytes, of float32 if they are encoded."""
+        """Return the number of blocks for ``nbytes`` bytes, of float32 if they are encoded."""
         if encoding == "same":
             return packet_count(nbytes, self.block_bytes)
         return packet_count(nbytes // DType.F32.itemsize, self.block_elements(encoding))

@@ -97,8 +97,8 @@ def finer(
     per_packet: int,
     options: Options,
 ) -> int:
-    """Elements of a packet of a reduction, each rank a host of its own: fewer than ``per_packet``
-    where parity alone meets ``max_missing`` and streams are short.
+    """Elements of a packet of a reduction or of blocks, each rank a host of its own: fewer than
+    ``per_packet`` where parity alone meets ``max_missing`` and streams are short.
 
     ``elements``: of an all-reduce's buffer, which so many ranks own; or of each chunk.
     """

@@ -220,10 +220,20 @@ class Collectives:
         changes = self._recovery.changes(self.lossy.lossy_options())
         return lossy(lossy_min_bytes=0, **changes, **wire)
 
-    def reduce_scatter_mean(self, output: Tensor, source: Tensor) -> Work:
+    def owners(self, nbytes: int) -> int:
+        """Number of ranks that should own a buffer of so many bytes, whose owners never change."""
+        if self.lossy is None or self.world == 1:
+            return self.world
+        with self.delivery():
+            return self.lossy.lossy_owners(nbytes)
+
+    def reduce_scatter_mean(
+        self, output: Tensor, source: Tensor, counts: Sequence[int] | None = None
+    ) -> Work:
         """Starts the mean over the ranks, unbiased under loss, of which each rank gets its chunk.
 
         ``output`` is float (n,); ``source`` is float (world * n,) and may be overwritten.
+        ``counts``: elements of each rank's chunk, where these differ.
         """
         op = dist.ReduceOp.AVG
         if self.lossy is None:
@@ -231,6 +241,9 @@ class Collectives:
             op = dist.ReduceOp.SUM
             source.div_(self.world)
         with self.delivery(source):
+            if (sizes := _differing(counts)) is not None:
+                parts = list(torch.split(source, sizes))
+                return dist.reduce_scatter(output, parts, op, self.group, async_op=True)  # type: ignore[no-any-return]
             return dist.reduce_scatter_single(output, source, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def reduce_scatter_reported(self, output: Tensor, source: Tensor) -> ReportedMean:
@@ -244,10 +257,9 @@ class Collectives:
             return ReportedMean(self.reduce_scatter_mean(output, source), lambda: None)
         with self.delivery():
             reported = group.reduce_scatter_blocks(output, source, encoding)
-        per_block = self.block_elements(source, encoding)
 
         def missed() -> Tensor | None:
-            lost = reported.lost
+            lost, per_block = reported.lost, reported.block_bytes // source.element_size()
             if encoding != "same":
                 return missed_by_rounding(source, lost, reported.sent, per_block, encoding)
             if not lost.any():
@@ -264,17 +276,22 @@ class Collectives:
         return dist.all_reduce(flat, group=self._group, async_op=True)  # type: ignore[no-any-return]
 
     def all_gather_blocks(
-        self, flat: Tensor, needed: Mask | None = None, encoding: str = "same"
+        self,
+        flat: Tensor,
+        needed: Mask | None = None,
+        encoding: str = "same",
+        counts: Sequence[int] | None = None,
     ) -> BlockGather:
         """Starts to send this rank's chunk of (world * n,) to all; lost blocks stay as they were.
 
         ``needed``, bool (world, blocks), are resent until they arrive. The work knows what arrived.
+        ``counts``: elements of each rank's chunk, where these differ.
         """
         if self.lossy is None:
             everything = np.ones((self.world, 1), np.bool_)
             return BlockGather(self.all_gather_chunks(flat), lambda: everything)
         with self.delivery():
-            work = self.lossy.all_gather_blocks(flat, needed, encoding)
+            work = self.lossy.all_gather_blocks(flat, needed, encoding, _differing(counts))
         return BlockGather(work, lambda: work.arrived_result)
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
@@ -331,10 +348,17 @@ class Collectives:
         with reliable():
             return dist.all_reduce(tensor, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
-    def all_gather_chunks(self, flat: Tensor) -> Work:
-        """Starts to send this rank's chunk of (world * n,) to all, in place; reliable."""
+    def all_gather_chunks(self, flat: Tensor, counts: Sequence[int] | None = None) -> Work:
+        """Starts to send this rank's chunk of (world * n,) to all, in place; reliable.
+
+        ``counts``: elements of each rank's chunk, where these differ.
+        """
         if self.world == 1:
             return Complete()
+        if (sizes := _differing(counts)) is not None:
+            parts = list(torch.split(flat, sizes))
+            with reliable():
+                return dist.all_gather(parts, parts[self.rank].clone(), self.group, async_op=True)  # type: ignore[no-any-return]
         own = flat.chunk(self.world)[self.rank].clone()
         with reliable():
             return dist.all_gather_single(flat, own, self.group, async_op=True)  # type: ignore[no-any-return]
@@ -372,6 +396,11 @@ class Collectives:
 
     def _reliable_now(self, group: LossyProcessGroup) -> bool:
         return group.lossy_options().delivery == "reliable"
+
+
+def _differing(counts: Sequence[int] | None) -> list[int] | None:
+    """``counts`` if they differ, None if all chunks have as many elements."""
+    return list(counts) if counts is not None and len(set(counts)) > 1 else None
 
 
 def formed_alike(

@@ -2,14 +2,14 @@
 
 A bucket is a flat stretch of elements that one collective carries: whole parameters one after
 another, in the order in which the backward pass is expected to finish them, then padding up to a
-size that splits into equal chunks, one for each rank. What a rank's chunk has of one parameter is
-a fragment.
+size that splits into equal chunks, one for each owner: all ranks, or some. What a rank's chunk has
+of one parameter is a fragment.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -69,16 +69,21 @@ class Fragment:
 class Bucket:
     key: Hashable  # of all its parameters
     members: tuple[BucketMember, ...]  # its parameters, in order
-    size: int  # its elements with padding, of which each rank owns as many
-    world: int
+    counts: tuple[int, ...]  # elements of each rank's chunk, with padding; 0 or as many as another
     whole: bool = False  # no parameter is cut: each is in one rank's chunk
 
     @property
-    def chunk(self) -> int:
-        return self.size // self.world
+    def size(self) -> int:
+        """Elements, with padding."""
+        return sum(self.counts)
+
+    def chunk(self, rank: int) -> slice:
+        """The elements that a rank owns."""
+        first = sum(self.counts[:rank])
+        return slice(first, first + self.counts[rank])
 
     def fragments(self, rank: int) -> list[Fragment]:
-        first, last = rank * self.chunk, (rank + 1) * self.chunk
+        first, last = self.chunk(rank).start, self.chunk(rank).stop
         return [
             Fragment(member, max(member.begin, first), min(member.end, last), self.whole)
             for member in self.members
@@ -93,6 +98,7 @@ def lay_out(
     first_bytes: int = FIRST_BUCKET_BYTES,
     start: int = 0,
     whole: bool = False,
+    owners: Callable[[int], int] | None = None,
 ) -> list[Bucket]:
     """The buckets of parameters, in the order in which they are expected to become full.
 
@@ -100,6 +106,9 @@ def lay_out(
     fill one bucket after another; a parameter that is larger than a bucket has one of its own.
     With ``whole`` no parameter is cut: a bucket has room for as many of the largest one as there
     are ranks, and what a rank has less of is padding that travels.
+
+    ``owners``: how many ranks own a bucket of so many bytes; None: all. Where these are fewer, the
+    next bucket has the next ones.
     """
     if whole:
         bucket_bytes = max(bucket_bytes, world * max(map(_padded, specs), default=0))
@@ -120,40 +129,53 @@ def lay_out(
     done += filling.values()
     # A bucket is full when its last member is, so that is what puts them in order.
     done.sort(key=lambda indices: -indices[-1])
-    return [_bucket(specs, indices, world, start, whole=whole) for indices in done]
+    buckets, first = [], 0
+    for indices in done:
+        count = world if owners is None else owners(_bytes(specs, indices))
+        ranks = frozenset((first + i) % world for i in range(count))
+        first = (first + count) % world
+        buckets.append(_bucket(specs, indices, world, ranks, start, whole=whole))
+    return buckets
 
 
 def _bucket(
-    specs: Sequence[ParameterSpec], indices: Sequence[int], world: int, start: int, *, whole: bool
+    specs: Sequence[ParameterSpec],
+    indices: Sequence[int],
+    world: int,
+    owners: Collection[int],
+    start: int,
+    *,
+    whole: bool,
 ) -> Bucket:
     members = []
     place = _dealt if whole else _in_a_row
-    begins, chunk = place([specs[index] for index in indices], world)
+    begins, chunk = place([specs[index] for index in indices], len(owners))
     for index, begin in zip(indices, begins, strict=True):
         shape, stride, end = specs[index].shape, specs[index].stride, begin + specs[index].numel
         members.append(BucketMember(start + index, begin, end, shape, stride))
-    return Bucket(specs[indices[0]].key, tuple(members), world * chunk, world, whole)
+    counts = tuple([chunk if rank in owners else 0 for rank in range(world)])
+    return Bucket(specs[indices[0]].key, tuple(members), counts, whole)
 
 
-def _in_a_row(specs: Sequence[ParameterSpec], world: int) -> tuple[list[int], int]:
+def _in_a_row(specs: Sequence[ParameterSpec], parts: int) -> tuple[list[int], int]:
     """Where each parameter begins, one after another, and the elements of a chunk."""
     begins, end = [], 0
     unit = _unit(specs[0])
     for spec in specs:
         begins.append(end)
         end = round_up(end + spec.numel, unit)
-    return begins, round_up(max(1, -(-end // world)), unit)
+    return begins, round_up(max(1, -(-end // parts)), unit)
 
 
-def _dealt(specs: Sequence[ParameterSpec], world: int) -> tuple[list[int], int]:
-    """As :func:`_in_a_row`, uncut: the largest first, each to the rank that has the least."""
+def _dealt(specs: Sequence[ParameterSpec], parts: int) -> tuple[list[int], int]:
+    """As :func:`_in_a_row`, uncut: the largest first, each to the chunk that has the least."""
     unit = _unit(specs[0])
-    filled = [0] * world
+    filled = [0] * parts
     places = {}
     for number in sorted(range(len(specs)), key=lambda one: -specs[one].numel):
-        rank = filled.index(min(filled))
-        places[number] = rank, filled[rank]
-        filled[rank] += round_up(specs[number].numel, unit)
+        part = filled.index(min(filled))
+        places[number] = part, filled[part]
+        filled[part] += round_up(specs[number].numel, unit)
     chunk = max(unit, *filled)
     return [places[number][0] * chunk + places[number][1] for number in range(len(specs))], chunk
 

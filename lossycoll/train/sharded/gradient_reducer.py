@@ -69,9 +69,7 @@ class Compressor:
 
         def work() -> None:
             self._state.reduce(keys, [place.grad for place in shard.places], shard.grads, hold=True)
-            shard.own_grads.copy_(
-                shard.grads.chunk(self._collectives.world)[self._collectives.rank]
-            )
+            shard.own_grads.copy_(shard.grads[shard.chunk])
 
         with self._collectives.delivery():
             return _Future(self._state._run(work, on_host=shard.grads.is_cpu))
@@ -319,7 +317,9 @@ class GradientReducer:
             report = self._collectives.reduce_scatter_reported(shard.own_grads, shard.grads)
             bucket.work = bucket.report = report
         else:
-            bucket.work = self._collectives.reduce_scatter_mean(shard.own_grads, shard.grads)
+            bucket.work = self._collectives.reduce_scatter_mean(
+                shard.own_grads, shard.grads, shard.bucket.counts
+            )
         self._launched += 1
 
     def _works(self) -> list[Work]:

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from lossycoll.errors import PeerLostError, TrainingError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
-from lossycoll.train.common.layout import Bucket, Fragment, lay_out
+from lossycoll.train.common.layout import FIRST_BUCKET_BYTES, Bucket, Fragment, lay_out
 
 from .eligibility import NamedParameter, Trial, check_parameters
 from .settings import ShardedSettings
@@ -84,7 +84,9 @@ class Shard:
         """All parameters, float (size,)."""
         self.grads = torch.zeros_like(self.flat)
         """Contribution of this rank, float (size,). Padding stays 0."""
-        self.own_grads = torch.zeros(bucket.chunk, dtype=first.dtype, device=first.device)
+        self.chunk = bucket.chunk(rank)
+        """The elements that this rank owns."""
+        self.own_grads = torch.zeros(bucket.counts[rank], dtype=first.dtype, device=first.device)
         """This rank's chunk of the mean, float (chunk,)."""
         self.places = [
             Place(m.index, model[m.index], m.view(self.flat), m.view(self.grads))
@@ -94,12 +96,11 @@ class Shard:
             for place in self.places:
                 place.data.copy_(place.parameter)
                 place.parameter.data = place.data
-        base = rank * bucket.chunk
         self.owned = [
             OwnedFragment(
                 fragment,
                 Parameter(_view(fragment, self.flat, fragment.begin)),
-                _view(fragment, self.own_grads, fragment.begin - base),
+                _view(fragment, self.own_grads, fragment.begin - self.chunk.start),
             )
             for fragment in bucket.fragments(rank)
         ]
@@ -208,7 +209,10 @@ class ParameterStore:
                 self.optimizer_class, self.defaults, str(self.collectives), options(group)
             )
             elementwise |= trial.whole_state() if self.settings.whole else trial.elementwise_state()
-        lines = [*as_lines(self._settings_with(groups, number)), *map(str, trained)]
+        owners = self._owners()
+        settings = self._settings_with(groups, number)
+        settings["owners of 1 MiB"] = owners(FIRST_BUCKET_BYTES)
+        lines = [*as_lines(settings), *map(str, trained)]
         device = trained[-1].parameter.device if trained else torch.device("cpu")
         check_same(
             [Agreement(self.collectives, lines, device)],
@@ -228,6 +232,7 @@ class ParameterStore:
                 self.settings.bucket_bytes,
                 start=start,
                 whole=self.settings.whole,
+                owners=owners,
             )
         ]
         for shard in shards:
@@ -239,6 +244,13 @@ class ParameterStore:
         for each in sorted(owned, key=lambda each: each.index):
             out[trained[each.index - start].group - number]["params"].append(each.parameter)
         return out
+
+    def _owners(self) -> Callable[[int], int]:
+        """Number of ranks that own a bucket of so many bytes. What is reported lost, or sent in
+        few bits, goes by equal chunks."""
+        by_chunks = self.settings.error_feedback or self.settings.wire is not None
+        every = self.collectives.world
+        return (lambda _: every) if by_chunks else self.collectives.owners
 
     def _settings_with(self, groups: Sequence[Group], number: int) -> dict[str, Any]:
         settings = self.settings.agreed(self.optimizer_class)

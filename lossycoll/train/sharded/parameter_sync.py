@@ -63,12 +63,16 @@ class Staleness:
     however old; the bound is ours.
     """
 
-    def __init__(self, rank: int, world: int, blocks: int, max_age: int | None) -> None:
+    def __init__(self, rank: int, blocks: Sequence[int], max_age: int | None) -> None:
+        """``blocks``: how many each owner has."""
         self._rank = rank
         self._max_age = max_age
-        self._probes = np.arange(blocks) % PROBE_EVERY
+        most = max(blocks)
+        self._probes = np.arange(most) % PROBE_EVERY
         self._steps = 0
-        self.values = np.zeros((world, blocks), np.int32)  # steps, int32 (world, blocks), by owner
+        self.exist: Mask = np.arange(most) < np.array(blocks)[:, None]
+        """Which blocks there are, bool (world, blocks)."""
+        self.values = np.zeros_like(self.exist, np.int32)  # steps, by owner
 
     def needed(self, strict: NDArray[np.bool_] | None = None) -> Mask | None:
         """The blocks, bool (world, blocks), that the next step must bring; None: none.
@@ -79,7 +83,7 @@ class Staleness:
             return None
         mask: Mask = self.values >= self._max_age
         if strict is not None and strict.any():
-            mask |= strict[:, None] & (self._probes != self._steps % PROBE_EVERY)
+            mask |= strict[:, None] & self.exist & (self._probes != self._steps % PROBE_EVERY)
         mask[self._rank] = False
         return mask if mask.any() else None
 
@@ -106,9 +110,10 @@ class UndeliveredShare:
         self._missing = np.zeros(world)
         self._ever = np.zeros(world, np.int64)
 
-    def note(self, needed: Mask | None, arrived: Mask) -> None:
-        """Counts one bucket's blocks in one step, both bool (world, blocks)."""
-        free = np.ones_like(arrived) if needed is None else ~needed
+    def note(self, free: Mask, arrived: Mask) -> None:
+        """Counts one bucket's blocks in one step, both bool (world, blocks): those that needn't
+        arrive, and those that did."""
+        free = free.copy()
         free[self._rank] = False
         sent = free.sum(axis=1)
         fade = np.exp(-sent / MEMORY)
@@ -137,14 +142,14 @@ class ParameterDifferences:
     got: each step where all blocks must come, else each MOVE_EVERY.
     """
 
-    def __init__(self, shard: Shard, rank: int, encoding: str, per_block: int) -> None:
+    def __init__(self, shard: Shard, encoding: str, per_block: int) -> None:
         self.encoding = encoding
         self._per_block = per_block
         self._flat = shard.flat
         self._anchor = shard.flat.clone()
         self.values = torch.zeros_like(shard.flat)
         """The differences, float32 (size,): what is sent, and received in place."""
-        chunk = slice(rank * shard.bucket.chunk, (rank + 1) * shard.bucket.chunk)
+        chunk = shard.chunk
         self._own, self._own_anchor = shard.flat[chunk], self._anchor[chunk]
         self._own_values = self.values[chunk]
         self._owed = torch.zeros_like(self._own)  # owner's parameters minus the replicas'
@@ -229,13 +234,13 @@ class ParameterSync:
 
     def add(self, shards: Sequence[Shard]) -> None:
         for shard in shards:
-            here, rank, world = self._collectives, self._collectives.rank, self._collectives.world
+            here, itemsize = self._collectives, shard.flat.element_size()
             encoding, differences = here.difference_encoding(shard.flat), None
             if encoding != "same":
                 per_block = here.block_elements(shard.flat, encoding)
-                differences = ParameterDifferences(shard, rank, encoding, per_block)
-            blocks = here.blocks(shard.bucket.chunk * shard.flat.element_size(), encoding)
-            staleness = Staleness(rank, world, blocks, self._max_age)
+                differences = ParameterDifferences(shard, encoding, per_block)
+            blocks = [here.blocks(count * itemsize, encoding) for count in shard.bucket.counts]
+            staleness = Staleness(here.rank, blocks, self._max_age)
             parameters = [place.parameter for place in shard.places]
             self.places |= dict.fromkeys(parameters, len(self._buckets))
             versions = [parameter._version for parameter in parameters]
@@ -287,16 +292,17 @@ class ParameterSync:
             moves = False
         elif whole:
             everything = np.ones_like(bucket.staleness.values, np.bool_)
-            work = self._collectives.all_gather_chunks(flat)
+            work = self._collectives.all_gather_chunks(flat, bucket.shard.bucket.counts)
             return _Sent(BlockGather(work, lambda: everything), moves=True, whole=True)
         else:
             kept.take()
             flat, encoding = kept.values, kept.encoding
         needed = due = bucket.staleness.needed(strict)
         if moves:
-            needed = np.ones_like(bucket.staleness.values, np.bool_)
+            needed = bucket.staleness.exist.copy()
             needed[self._collectives.rank] = False
-        gather = self._collectives.all_gather_blocks(flat, needed, encoding)
+        counts = bucket.shard.bucket.counts
+        gather = self._collectives.all_gather_blocks(flat, needed, encoding, counts)
         return _Sent(gather, needed, due, strict, moves)
 
     def finish(self, number: int) -> None:
@@ -316,13 +322,15 @@ class ParameterSync:
         if bucket.differences is not None and not sent.whole:
             bucket.differences.apply()
         bucket.touch()
+        exist = bucket.staleness.exist
         self._counts.update(
-            blocks=came.size - came.shape[1],
+            blocks=int(exist.sum() - exist[self._collectives.rank].sum()),
             stale=int((~came).sum()),
             repaired=0 if sent.due is None else int((sent.due & came).sum()),
         )
         if self._undelivered is not None and not sent.whole:
-            self._undelivered.note(sent.needed, came)
+            free = exist if sent.needed is None else exist & ~sent.needed
+            self._undelivered.note(free, came)
         bucket.staleness.advance(came)
         missing = None if sent.needed is None else sent.needed & ~came
         if missing is not None:
@@ -370,7 +378,10 @@ class ParameterSync:
         self._written, self._steps = False, 0
         with owners_needed():
             # On the host: what comes next may be a checkpoint, which needs them to have come.
-            gathers = [self._collectives.all_gather_chunks(b.shard.flat) for b in self._buckets]
+            gathers = [
+                self._collectives.all_gather_chunks(b.shard.flat, b.shard.bucket.counts)
+                for b in self._buckets
+            ]
             wait_all(gathers, on_host=True)
         for bucket in self._buckets:
             bucket.touch()
@@ -385,7 +396,10 @@ class ParameterSync:
         """The numbers of other ranks' blocks of age 0, 1, ..., over all buckets."""
         self.finish_all()
         rank = self._collectives.rank
-        ages = [np.delete(b.staleness.values, rank, axis=0).ravel() for b in self._buckets]
+        ages = [
+            np.delete(b.staleness.values, rank, axis=0)[np.delete(b.staleness.exist, rank, axis=0)]
+            for b in self._buckets
+        ]
         return tuple(np.bincount(np.concatenate(ages)).tolist()) if ages else ()
 
     def _dead_link(self, staleness: Staleness, missing: Mask, sent: _Sent) -> LinkError:

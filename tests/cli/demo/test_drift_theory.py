@@ -51,7 +51,7 @@ def test_drift_of_stale_blocks(world: int, missed: float) -> None:
     receivers = np.arange(world)
     owners = np.arange(world)[:, None]
     behind = np.full(world, missed > TOO_MANY)
-    books = [Staleness(rank, world, blocks // world, MAX_AGE) for rank in range(world)]
+    books = [Staleness(rank, [blocks // world] * world, MAX_AGE) for rank in range(world)]
     trail = [np.zeros((world, blocks // world))]
     found, expected = 0.0, 0.0
     for step, moves in zip(range(STEPS), walk(rng, trail[0].shape), strict=False):

@@ -28,8 +28,9 @@ def check_buckets(buckets: list[Bucket], specs: list[ParameterSpec], world: int)
     assert sorted(member.index for member in members) == list(range(len(specs)))
     for bucket in buckets:
         itemsize = specs[bucket.members[0].index].itemsize
-        assert bucket.size == bucket.chunk * world
-        assert bucket.chunk * itemsize % ALIGNMENT == 0
+        assert len(bucket.counts) == world
+        assert bucket.size == sum(bucket.counts)
+        assert all(count * itemsize % ALIGNMENT == 0 for count in bucket.counts)
         end = 0
         for member in bucket.members:
             assert specs[member.index].key == bucket.key
@@ -41,8 +42,8 @@ def check_buckets(buckets: list[Bucket], specs: list[ParameterSpec], world: int)
         owned = np.zeros(bucket.size, int)
         for rank in range(world):
             for fragment in bucket.fragments(rank):
-                assert rank * bucket.chunk <= fragment.begin < fragment.end
-                assert fragment.end <= (rank + 1) * bucket.chunk
+                own = bucket.chunk(rank)
+                assert own.start <= fragment.begin < fragment.end <= own.stop
                 assert fragment.member.begin <= fragment.begin
                 assert fragment.end <= fragment.member.end
                 assert fragment.offset == fragment.begin - fragment.member.begin
@@ -64,6 +65,37 @@ def test_every_element_has_one_owner(world: int) -> None:
             specs.append(spec(*shape, itemsize={"a": 4, "b": 2, "c": 8}[key], key=key))
         buckets = lay_out(specs, world, draw.choice([1, 300, 5000, 10**7]), draw.choice([1, 700]))
         check_buckets(buckets, specs, world)
+
+
+def test_few_ranks_own_a_short_bucket_and_the_next_ones_the_next() -> None:
+    specs = [spec(64 * (index + 1)) for index in range(9)]
+    world, few = 5, 2
+    buckets = lay_out(specs, world, 1200, owners=lambda nbytes: few)
+    check_buckets(buckets, specs, world)
+    owners = [[rank for rank, count in enumerate(each.counts) if count] for each in buckets]
+    turns = [sorted({(few * number + i) % world for i in range(few)}) for number in range(9)]
+    assert len(owners) > 3
+    assert owners == turns[: len(owners)]
+    for bucket in buckets:
+        assert len(set(bucket.counts)) == 2  # 0, and as many as the other owner's
+    (whole,) = lay_out(specs, world, 1200, whole=True, owners=lambda nbytes: few)
+    held = [[fragment.member.index for fragment in whole.fragments(rank)] for rank in range(world)]
+    assert sorted(held[0] + held[1]) == list(range(9))
+    assert held[0] and held[1] and not any(held[few:])
+
+
+def test_a_bucket_has_as_many_owners_as_its_bytes_ask_for() -> None:
+    specs = [spec(64), spec(256)]
+    asked: list[int] = []
+
+    def owners(nbytes: int) -> int:
+        asked.append(nbytes)
+        return 1 if nbytes < 1000 else 3
+
+    small, large = sorted(lay_out(specs, 3, 1100, owners=owners), key=lambda one: one.size)
+    assert sorted(asked) == [256, 1024]
+    assert sorted(small.counts) == [0, 0, 64]
+    assert all(large.counts)
 
 
 def test_buckets_are_in_the_order_of_the_backward_pass() -> None:

@@ -48,8 +48,8 @@ class Collectives:
     def block_elements(self, flat: Any, encoding: str) -> int:
         return 128
 
-    def all_gather_chunks(self, flat: Any) -> Any:
-        return self.all_gather_blocks(flat, "whole", "same")
+    def all_gather_chunks(self, flat: Any, counts: Any) -> Any:
+        return self.all_gather_blocks(flat, "whole", "same", counts)
 
     def agreed_lost(self) -> tuple[int, ...]:
         return self.lost
@@ -60,7 +60,7 @@ class Collectives:
     def peer(self, rank: int) -> str:
         return f"rank {rank} (there)"
 
-    def all_gather_blocks(self, flat: Any, needed: Any, encoding: str) -> Any:
+    def all_gather_blocks(self, flat: Any, needed: Any, encoding: str, counts: Any) -> Any:
         number = len(self.needed)
         self.needed.append(needed)
 
@@ -226,12 +226,15 @@ def test_the_first_failure_is_raised_after_all_were_waited_for() -> None:
     assert sorted(collectives.waited) == [0, 1, 2]
 
 
-def feed(share_of: UndeliveredShare, share: float, steps: int, needed: Any = None) -> list[bool]:
+FREE = np.ones((3, 200), bool)
+
+
+def feed(share_of: UndeliveredShare, share: float, steps: int, free: Any = FREE) -> list[bool]:
     """``share`` of owner 1's 200 blocks are missing in each step; owner 2's all arrive."""
     for step in range(steps):
         arrived = np.ones((3, 200), bool)
         arrived[1] = (np.arange(200) * 37 + step) % 200 >= round(share * 200)
-        share_of.note(needed, arrived)
+        share_of.note(free, arrived)
     found: list[bool] = share_of.owners().tolist()
     return found
 
@@ -243,10 +246,10 @@ def test_an_owner_is_found_when_too_many_blocks_that_were_not_needed_are_missing
     assert feed(UndeliveredShare(0, 3), 0.015, 100) == [False, False, False]
     assert feed(UndeliveredShare(0, 3), 0.03, 100) == [False, True, False]
     # Blocks that had to come say nothing: only what is free tells that the link is well again.
-    all_of_it = np.ones((3, 200), bool)
-    assert feed(undelivered, 0.0, 1000, all_of_it) == [False, True, False]
-    sample = all_of_it.copy()
-    sample[1, ::16] = False
+    nothing = np.zeros((3, 200), bool)
+    assert feed(undelivered, 0.0, 1000, nothing) == [False, True, False]
+    sample = nothing.copy()
+    sample[1, ::16] = True
     assert feed(undelivered, 0.0, 500, sample) == [False, False, False]
     own = UndeliveredShare(rank=1, world=3)
     assert feed(own, 0.5, 10) == [False, False, False]

@@ -8,7 +8,7 @@ from lossycoll.train.sharded.parameter_sync import Staleness
 
 
 def test_ages_count_steps_since_a_block_came() -> None:
-    ages = Staleness(rank=1, world=3, blocks=2, max_age=2)
+    ages = Staleness(rank=1, blocks=[2] * 3, max_age=2)
     nothing = np.zeros((3, 2), bool)
     assert ages.needed() is None
     ages.advance(nothing)
@@ -24,10 +24,10 @@ def test_ages_count_steps_since_a_block_came() -> None:
 
 
 def test_age_zero_needs_everything_and_none_nothing() -> None:
-    everything = Staleness(rank=0, world=2, blocks=3, max_age=0).needed()
+    everything = Staleness(rank=0, blocks=[3] * 2, max_age=0).needed()
     assert everything is not None
     assert everything.tolist() == [[False] * 3, [True] * 3]
-    never = Staleness(rank=0, world=2, blocks=3, max_age=None)
+    never = Staleness(rank=0, blocks=[3] * 2, max_age=None)
     for _ in range(100):
         never.advance(np.zeros((2, 3), bool))
     assert never.needed() is None
@@ -35,7 +35,7 @@ def test_age_zero_needs_everything_and_none_nothing() -> None:
 
 
 def test_of_strict_owners_all_but_a_turning_sample_is_needed() -> None:
-    ages = Staleness(rank=0, world=3, blocks=40, max_age=3)
+    ages = Staleness(rank=0, blocks=[40] * 3, max_age=3)
     only = np.array([False, False, True])
     assert ages.needed(np.zeros(3, bool)) is None
     free = np.zeros(40, int)

@@ -162,10 +162,10 @@ def overlap(rank: int, world: int) -> None:
     sent: list[tuple[int, int]] = []
     average = mine._collectives.reduce_scatter_mean
 
-    def noting(output: Tensor, source: Tensor) -> Any:
+    def noting(output: Tensor, source: Tensor, *counts: Any) -> Any:
         missing = sum(len(bucket.missing) for bucket in mine._reducer._buckets)
         sent.append((len(source), 6 - missing))
-        return average(output, source)
+        return average(output, source, *counts)
 
     mine._collectives.reduce_scatter_mean = noting  # type: ignore[method-assign]
     loss_of(model, share(batch(0, world), rank)).backward()

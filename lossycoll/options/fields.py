@@ -105,17 +105,17 @@ class Options:
     stream_packets: int = call_option(
         STREAM_PACKETS,
         integer(0, 65535),
-        "Packets per stream below which fewer ranks own parts of a short all_reduce, so that a "
-        "burst doesn't take a whole stream. Streams grow at most 8 times. It applies with "
-        "`max_missing` and `repair=0`. 0: all ranks own a part (plans.md).",
+        "Packets per stream below which fewer ranks own parts of a short all_reduce, or of a short "
+        "bucket of ShardedOptimizer, so that a burst doesn't take a whole stream. It applies "
+        "with `max_missing` and `repair=0`. 0: all ranks own a part (plans.md).",
     )
     finer_packets: int = call_option(
         FINER_PACKETS,
         integer(1, 16),
-        "Divisor of the packet size, at most, in short all_reduce and reduce_scatter calls where "
-        "parity alone meets `max_missing` (`repair` is 0). A stream then has twice "
-        "`stream_packets`, and a burst of lost packets is a smaller part of it. 1: packets have "
-        "one size (parity.md).",
+        "Divisor of the packet size, at most, in short all_reduce and reduce_scatter calls, and "
+        "for parameters of ShardedOptimizer and DriftBound, where parity alone meets "
+        "`max_missing` (`repair` is 0). A burst is then a smaller part of a stream. 1: packets "
+        "have one size (parity.md).",
     )
     lossy_min_bytes: int = call_option(
         16384,

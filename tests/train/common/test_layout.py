@@ -81,7 +81,9 @@ def test_few_ranks_own_a_short_bucket_and_the_next_ones_the_next() -> None:
     (whole,) = lay_out(specs, world, 1200, whole=True, owners=lambda nbytes: few)
     held = [[fragment.member.index for fragment in whole.fragments(rank)] for rank in range(world)]
     assert sorted(held[0] + held[1]) == list(range(9))
-    assert held[0] and held[1] and not any(held[few:])
+    assert held[0]
+    assert held[1]
+    assert not any(held[few:])
 
 
 def test_a_bucket_has_as_many_owners_as_its_bytes_ask_for() -> None:

@@ -161,7 +161,7 @@ class ContributionWork(EngineWork):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes of ``input`` that a block carries, at most the group's ``block_bytes``."""
+        """Bytes of ``input`` in one block."""
         blocks = self.operation.blocks
         return (
             blocks.block_bytes if isinstance(blocks, Contributions) else self._endpoint.block_bytes

@@ -152,11 +152,11 @@ class Extensions(Reconfigurable):
 
     @property
     def block_bytes(self) -> int:
-        """Bytes that one block (packet) carries."""
+        """Bytes of a block: what a full packet carries."""
         return self._endpoint.block_bytes
 
     def block_elements(self, encoding: str) -> int:
-        """Return the number of float32 elements that one block (packet) carries.
+        """Return the number of float32 elements of a block: what a full packet carries.
 
         Args:
             encoding: Encoding of packets, as in ``all_gather_blocks``.
@@ -167,7 +167,7 @@ class Extensions(Reconfigurable):
         return self._endpoint.block_elements(encoding)
 
     def blocks(self, nbytes: int, encoding: str = "same") -> int:
-        """Return the number of blocks (packets) of a chunk in :meth:`all_gather_blocks`.
+        """Return the number of blocks of a chunk in :meth:`all_gather_blocks`.
 
         Args:
             nbytes: The chunk's bytes.
@@ -201,8 +201,8 @@ class Extensions(Reconfigurable):
     ) -> BlockWork:
         """Gather rank r's chunk of ``output`` on all ranks, in place, block by block.
 
-        In lossy delivery (the group's, or a scope's), the old values stay where a block doesn't
-        arrive.
+        In lossy delivery (the group's, or a scope's), the old values stay where a packet doesn't
+        arrive. Packets may be smaller than blocks; a block has arrived when all of it has.
 
         Args:
             output: Shape (sum of ``counts``,), contiguous: the ranks' chunks in a row.
@@ -234,7 +234,6 @@ class Extensions(Reconfigurable):
         description = Description(
             *(ALL_GATHER_BLOCKS, tensors, tensors, nbytes(output)),
             compared=output,
-            detail="" if counts is None else tuple(counts),
             sizes=None if counts is None else tuple(counts),
             argument=needed,
             encoding=encoding,

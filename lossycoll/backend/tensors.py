@@ -128,8 +128,9 @@ def room(tensors: Sequence[Tensor], *, kept: bool) -> tuple[Tensor, Callable[[],
     they are there.
     """
     elements = sum(tensor.numel() for tensor in tensors)
-    if _in_a_row(tensors):
-        return tensors[0].detach().as_strided((elements,), (1,)), None
+    filled = [tensor for tensor in tensors if tensor.numel()] or tensors  # empty ones lie nowhere
+    if _in_a_row(filled):
+        return filled[0].detach().as_strided((elements,), (1,)), None
     rows = flat(tensors) if kept else tensors[0].new_empty(elements)
     return rows, lambda: spread(rows, tensors)
 

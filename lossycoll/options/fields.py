@@ -113,9 +113,8 @@ class Options:
         FINER_PACKETS,
         integer(1, 16),
         "Divisor of the packet size, at most, in short all_reduce and reduce_scatter calls, and "
-        "for parameters of ShardedOptimizer and DriftBound, where parity alone meets "
-        "`max_missing` (`repair` is 0). A burst is then a smaller part of a stream. 1: packets "
-        "have one size (parity.md).",
+        "for parameters of ShardedOptimizer, where parity alone meets `max_missing` (`repair` is "
+        "0). A burst is then a smaller part of a stream. 1: packets have one size (parity.md).",
     )
     lossy_min_bytes: int = call_option(
         16384,

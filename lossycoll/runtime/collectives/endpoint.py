@@ -350,8 +350,14 @@ class Endpoint:
         return sum_layout_of(layout, self.block_bytes, encoding, self.topology)[0]
 
     def owner_count(self, nbytes: int, options: Options) -> int:
-        """Return how many ranks should own a buffer of so many bytes, which always has the same
-        owners: all, or fewer where streams to all would be short and nothing is resent."""
+        """Return how many ranks should own a buffer that always has the same owners.
+
+        Fewer than all where streams to all would be short, and nothing is resent.
+
+        Args:
+            nbytes: Bytes of the buffer.
+            options: Options of the calls that carry it.
+        """
         parity = options.delivery == "lossy" and options.by_parity_alone
         if not (parity and self.topology.is_flat):
             return self.world

@@ -1,4 +1,4 @@
-"""Blocks: packets of which a rank knows one by one what became of them."""
+"""Blocks: parts of a buffer of which a rank knows one by one what became of them."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ class Contributions:
     """Fate of a rank's contributions to a reduce-scatter of equal chunks, ``plan``.
 
     ``lost``: bool (world, blocks), by owner, once the operation is done: the blocks of this rank's
-    contribution that the owner did without, each a packet of ``block_bytes``. Own row
-    False. In a plan of several levels the rank's
-    contribution is what it sends to owners of other hosts: its host's sum of some chunks, and
-    nothing of the others. ``sent``: bool (world,), of which owners it has sent a contribution.
+    contribution that the owner did without, each a packet of ``block_bytes``. Own row False. In a
+    plan of several levels the rank's contribution is what it sends to owners of other hosts: its
+    host's sum of some chunks, and nothing of the others. ``sent``: bool (world,), of which owners
+    it has sent a contribution.
 
     ``result``: (address of the mean, where it is wanted, bytes), for plans in one buffer.
     """

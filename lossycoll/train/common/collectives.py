@@ -220,6 +220,15 @@ class Collectives:
         changes = self._recovery.changes(self.lossy.lossy_options())
         return lossy(lossy_min_bytes=0, **changes, **wire)
 
+    @property
+    def resends_nothing(self) -> bool:
+        """True if a bounded share of what a lossy call sends is missing, and nothing is resent."""
+        if self.lossy is None:
+            return False
+        with self.delivery():
+            options = self.lossy.lossy_options()
+        return options.delivery == "lossy" and options.by_parity_alone
+
     def owners(self, nbytes: int) -> int:
         """Number of ranks that should own a buffer of so many bytes, whose owners never change."""
         if self.lossy is None or self.world == 1:
@@ -232,8 +241,8 @@ class Collectives:
     ) -> Work:
         """Starts the mean over the ranks, unbiased under loss, of which each rank gets its chunk.
 
-        ``output`` is float (n,); ``source`` is float (world * n,) and may be overwritten.
-        ``counts``: elements of each rank's chunk, where these differ.
+        ``output`` is this rank's chunk, float (n,); ``source`` has those of all ranks in a row, and
+        may be overwritten. ``counts``: elements of each rank's chunk; None: all have as many.
         """
         op = dist.ReduceOp.AVG
         if self.lossy is None:
@@ -282,10 +291,10 @@ class Collectives:
         encoding: str = "same",
         counts: Sequence[int] | None = None,
     ) -> BlockGather:
-        """Starts to send this rank's chunk of (world * n,) to all; lost blocks stay as they were.
+        """Starts to send this rank's chunk of ``flat`` to all; what is lost stays as it was.
 
-        ``needed``, bool (world, blocks), are resent until they arrive. The work knows what arrived.
-        ``counts``: elements of each rank's chunk, where these differ.
+        ``needed``, bool (world, blocks), are resent until they arrive. The work knows which blocks
+        arrived as a whole. ``counts``: elements of each rank's chunk; None: all have as many.
         """
         if self.lossy is None:
             everything = np.ones((self.world, 1), np.bool_)
@@ -349,9 +358,9 @@ class Collectives:
             return dist.all_reduce(tensor, op, self.group, async_op=True)  # type: ignore[no-any-return]
 
     def all_gather_chunks(self, flat: Tensor, counts: Sequence[int] | None = None) -> Work:
-        """Starts to send this rank's chunk of (world * n,) to all, in place; reliable.
+        """Starts to send this rank's chunk of ``flat`` to all, in place; reliable.
 
-        ``counts``: elements of each rank's chunk, where these differ.
+        ``counts``: elements of each rank's chunk; None: all have as many.
         """
         if self.world == 1:
             return Complete()

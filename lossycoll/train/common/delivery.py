@@ -37,6 +37,7 @@ class Recovery:
     # whether the user has said so. Otherwise what the group was given goes first.
     asked: bool = True
     exact: bool = False  # whether it holds as it is, whatever the group was given
+    whole_packets: bool = False  # whether packets of short calls are as large as others
 
     @classmethod
     def of(cls, max_missing: float | None, repair: int | None, *, exact: bool = False) -> Recovery:
@@ -65,6 +66,8 @@ class Recovery:
         given = any(options.is_given(name) for name in MEANS)
         if self.max_missing is not None and (self.exact or self.asked or not given):
             changes["max_missing"] = self.max_missing
+        if self.whole_packets:
+            changes["finer_packets"] = 1
         return changes
 
 

@@ -69,7 +69,7 @@ class Fragment:
 class Bucket:
     key: Hashable  # of all its parameters
     members: tuple[BucketMember, ...]  # its parameters, in order
-    counts: tuple[int, ...]  # elements of each rank's chunk, with padding; 0 or as many as another
+    counts: tuple[int, ...]  # elements of each rank's chunk, with padding: 0, or the same
     whole: bool = False  # no parameter is cut: each is in one rank's chunk
 
     @property

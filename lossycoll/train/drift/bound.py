@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -235,7 +235,9 @@ class DriftBound:
     def _lay_out(self) -> None:
         """Cuts what there is now into slices. All ranks do so at the same step."""
         holdings = stepped(self._model, self._optimizer, self._wanted_group)
-        self._collectives = Collectives(group_of(holdings), recovery=self._recovery)
+        # An owner counts as heard when a block has come: in smaller packets few come whole.
+        recovery = replace(self._recovery, whole_packets=True)
+        self._collectives = Collectives(group_of(holdings), recovery=recovery)
         sources = sources_of(holdings, self._optimizer, state=self._state)
         tensors = [self._tensor(source) for source in sources]
         named = [(source.name, tensor) for source, tensor in zip(sources, tensors, strict=True)]

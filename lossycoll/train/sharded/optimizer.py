@@ -112,7 +112,9 @@ class ShardedOptimizer(Optimizer):
         self._store = ParameterStore(
             self._collectives, ModelGroups(params), settings, optimizer_class, defaults
         )
-        self._parameter_sync = ParameterSync(self._store, settings.staleness_bound)
+        # Blocks that are too old are resent: not by "auto" where nothing shall be.
+        bounded = max_age != AUTO or not self._collectives.resends_nothing
+        self._parameter_sync = ParameterSync(self._store, max_age if bounded else None)
         self._waits = None if model is None else ModuleWaits(model, self._parameter_sync)
         self._reducer = GradientReducer(
             self._store,

@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from lossycoll.errors import PeerLostError, TrainingError
 from lossycoll.train.common.collectives import Collectives
 from lossycoll.train.common.consistency import Agreement, as_lines, check_same
-from lossycoll.train.common.layout import FIRST_BUCKET_BYTES, Bucket, Fragment, lay_out
+from lossycoll.train.common.layout import Bucket, Fragment, lay_out
 
 from .eligibility import NamedParameter, Trial, check_parameters
 from .settings import ShardedSettings
@@ -209,9 +209,18 @@ class ParameterStore:
                 self.optimizer_class, self.defaults, str(self.collectives), options(group)
             )
             elementwise |= trial.whole_state() if self.settings.whole else trial.elementwise_state()
-        owners = self._owners()
+        start, every = len(self.model), self.collectives.world
+        buckets = lay_out(
+            [each.spec for each in trained],
+            every,
+            self.settings.bucket_bytes,
+            start=start,
+            whole=self.settings.whole,
+            # What is reported lost goes by equal chunks.
+            owners=None if self.settings.error_feedback else self.collectives.owners,
+        )
         settings = self._settings_with(groups, number)
-        settings["owners of 1 MiB"] = owners(FIRST_BUCKET_BYTES)
+        settings["owners"] = [every - bucket.counts.count(0) for bucket in buckets]
         lines = [*as_lines(settings), *map(str, trained)]
         device = trained[-1].parameter.device if trained else torch.device("cpu")
         check_same(
@@ -219,22 +228,11 @@ class ParameterStore:
             "ShardedOptimizer is made differently",
             "all ranks need the same model and the same arguments",
         )
-        start = len(self.model)
         self.elementwise = elementwise
         self.model += [each.parameter for each in trained]
         self.names += [each.name for each in trained]
         self.frozen |= {parameter: {} for parameter in frozen}
-        shards = [
-            Shard(bucket, self.model, self.collectives.rank)
-            for bucket in lay_out(
-                [each.spec for each in trained],
-                self.collectives.world,
-                self.settings.bucket_bytes,
-                start=start,
-                whole=self.settings.whole,
-                owners=owners,
-            )
-        ]
+        shards = [Shard(bucket, self.model, self.collectives.rank) for bucket in buckets]
         for shard in shards:
             self.collectives.broadcast(shard.flat)
         owned = [each for shard in shards for each in shard.owned]
@@ -244,13 +242,6 @@ class ParameterStore:
         for each in sorted(owned, key=lambda each: each.index):
             out[trained[each.index - start].group - number]["params"].append(each.parameter)
         return out
-
-    def _owners(self) -> Callable[[int], int]:
-        """Number of ranks that own a bucket of so many bytes. What is reported lost, or sent in
-        few bits, goes by equal chunks."""
-        by_chunks = self.settings.error_feedback or self.settings.wire is not None
-        every = self.collectives.world
-        return (lambda _: every) if by_chunks else self.collectives.owners
 
     def _settings_with(self, groups: Sequence[Group], number: int) -> dict[str, Any]:
         settings = self.settings.agreed(self.optimizer_class)

@@ -30,7 +30,7 @@ from .settings import AUTO
 class ShardedStats:
     """Counts over all steps at this rank, as :meth:`.ShardedOptimizer.stats` returns them.
 
-    A block is the part of a rank's chunk of a bucket that one packet carries. Only blocks of
+    A block is the part of a rank's chunk of a bucket that a full packet carries. Only blocks of
     parameters count, not of gradients.
     """
 
@@ -83,7 +83,8 @@ class Staleness:
             return None
         mask: Mask = self.values >= self._max_age
         if strict is not None and strict.any():
-            mask |= strict[:, None] & self.exist & (self._probes != self._steps % PROBE_EVERY)
+            mask |= strict[:, None] & (self._probes != self._steps % PROBE_EVERY)
+        mask &= self.exist
         mask[self._rank] = False
         return mask if mask.any() else None
 

@@ -67,14 +67,6 @@ class ShardedSettings:
     def recovery(self) -> Recovery:
         return Recovery.of(self.max_missing, self.repair)
 
-    @property
-    def staleness_bound(self) -> int | str | None:
-        """The staleness bound that holds: none by "auto" where a share may be missing and
-        ``repair`` forbids to resend, as blocks that are too old are resent.
-        """
-        resent = self.max_missing is None or self.repair != 0
-        return self.max_age if resent or self.max_age != AUTO else None
-
     def agreed(self, optimizer_class: Callable[..., Any]) -> dict[str, Any]:
         compression = None if self.compression is None else self.compression.settings
         name = getattr(optimizer_class, "__name__", "")

@@ -181,7 +181,10 @@ def test_ranks_know_what_arrived_and_get_what_their_host_needs(shape: str) -> No
         plans = [build(world, rank, count, PAYLOAD) for rank in range(world)]
         of_unit = rng.random((world, world, packets)) < 0.3
         needed = [of_unit[unit[rank]] for rank in range(world)]
-        blocks = [Blocks(plan, need) for plan, need in zip(plans, needed, strict=True)]
+        blocks = [
+            Blocks(plan, [count] * world, plan.elements_per_packet, need)
+            for plan, need in zip(plans, needed, strict=True)
+        ]
         inputs = [elements("bytes", count, rng) for _ in range(world)]
         outputs = [np.zeros(count * world, np.uint8) for _ in range(world)]
         want = [x.copy() for x in outputs]

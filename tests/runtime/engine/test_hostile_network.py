@@ -425,7 +425,7 @@ def test_both_ends_agree_on_what_was_lost(repair: int, name: str) -> None:
                 reduce_scatter.reduce_scatter(world, r, count, PER_PACKET, finish=Finish.WEIGHTED)
                 for r in range(world)
             ]
-            parts = [Contributions(plan) for plan in plans]
+            parts = [Contributions(plan, 4) for plan in plans]
             data = [np.full(count * world, float(1 << r), np.float32) for r in range(world)]
             sums = [np.zeros(count, np.float32) for _ in range(world)]
             tickets = [
@@ -459,7 +459,7 @@ def test_what_is_needed_comes_whatever_the_network_does(name: str) -> None:
             plans = [copies.all_gather(world, r, count, PAYLOAD) for r in range(world)]
             draw = np.random.default_rng(number)
             needed = draw.random((world, world, packets)) < 0.5  # (receiver, owner, packet)
-            blocks = [Blocks(plans[r], needed[r]) for r in range(world)]
+            blocks = [Blocks(plans[r], [count] * world, PAYLOAD, needed[r]) for r in range(world)]
             given = [np.full(count, number, np.uint8) for _ in range(world)]
             held = [np.zeros(count * world, np.uint8) for _ in range(world)]
             tickets = [

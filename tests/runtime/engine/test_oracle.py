@@ -174,7 +174,10 @@ def test_engines_collect_and_spread_what_the_executor_does(loss: str) -> None:
 def test_a_link_that_brings_nothing_is_given_up_though_it_is_needed() -> None:
     with Network(2, PAYLOAD, inject="loss=1", deadline_min=0.3, deadline_max=0.5) as network:
         plans = [copies.all_gather(2, r, 3 * PAYLOAD, PAYLOAD) for r in range(2)]
-        blocks = [Blocks(plans[r], np.ones((2, 3), np.bool_)) for r in range(2)]
+        blocks = [
+            Blocks(plans[r], [3 * PAYLOAD] * 2, PAYLOAD, np.ones((2, 3), np.bool_))
+            for r in range(2)
+        ]
         into = [np.full(3 * PAYLOAD, r + 1, np.uint8) for r in range(2)]
         out = [np.zeros(6 * PAYLOAD, np.uint8) for r in range(2)]
         tickets = [

@@ -70,7 +70,7 @@ def test_the_same_packets_are_lost_with_parity_and_without() -> None:
     for code in (NO_PARITY, Code(4, 1)):
         with Network(2, PAYLOAD, inject=SINGLE) as network:
             plans = [copies.all_gather(2, r, own.size, PAYLOAD) for r in range(2)]
-            blocks = [Blocks(plans[r], np.zeros((2, packets), np.bool_)) for r in range(2)]
+            blocks = [Blocks(plans[r], [own.size] * 2, PAYLOAD) for r in range(2)]
             data = [(own, np.zeros(2 * own.size, np.uint8)) for _ in range(2)]
             tickets = [network.submit(r, plans[r], data[r], "bytes", code=code) for r in range(2)]
             for r in range(2):

@@ -10,7 +10,6 @@ import pytest
 from lossycoll.errors import OptionError
 from lossycoll.options.fields import Options
 from lossycoll.train.common.delivery import MAX_MISSING, NOTHING_ASKED, Recovery
-from lossycoll.train.sharded.settings import AUTO, ShardedSettings
 
 
 def test_a_share_may_be_missing_unless_rounds_are_given() -> None:
@@ -64,21 +63,3 @@ def test_a_call_is_made_with(
 ) -> None:
     assert replace(recovery, exact=True).changes(options) == held
     assert recovery.changes(options) == at_least
-
-
-@pytest.mark.parametrize(
-    ("max_age", "max_missing", "repair", "bound"),
-    [
-        (AUTO, None, None, AUTO),
-        (AUTO, 0.01, None, AUTO),
-        (AUTO, None, 0, AUTO),
-        (AUTO, 0.01, 1, AUTO),
-        (AUTO, 0.01, 0, None),
-        (3, 0.01, 0, 3),
-    ],
-)
-def test_nothing_is_resent_for_its_age_where_nothing_shall_be(
-    max_age: Any, max_missing: Any, repair: Any, bound: Any
-) -> None:
-    settings = ShardedSettings(max_age, max_missing, repair, False, None, 1, "raise")
-    assert settings.staleness_bound == bound

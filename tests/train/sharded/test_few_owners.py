@@ -78,7 +78,9 @@ def rank_loses(rank: int, world: int) -> dict[str, Any]:
     os.environ["LOSSYCOLL_HOST"] = str(rank)
     init()
     model = network(200)
-    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1, max_missing=0.01)
+    # The environment says what may be missing. "auto" bounds no age there.
+    age = {"auto": "auto", "0": 0}[os.environ["AGE"]]
+    mine = sharded(model.parameters(), torch.optim.SGD, lr=0.1, repair=None, max_age=age)
     for step in range(30):
         mine.zero_grad()
         inputs, targets = batch(1000 * rank + step, 1)
@@ -92,14 +94,17 @@ def rank_loses(rank: int, world: int) -> dict[str, Any]:
         "ages": ages,
         "blocks": stats.blocks,
         "stale": stats.stale,
+        "repaired": stats.repaired,
         "equal": bool((rows == rows[0]).all()),
         "counts": counts_of(mine),
         "block": mine._collectives.lossy.block_bytes,  # type: ignore[union-attr]
     }
 
 
-def test_lost_blocks_of_few_owners_are_counted_once() -> None:
-    env = {**ENV, "LOSSYCOLL_INJECT": "loss=0.5,burst=8,seed=3", "LOSSYCOLL_MTU": "1500"}
+@pytest.mark.parametrize("age", ["auto", "0"])
+def test_lost_blocks_of_few_owners_are_counted_once(age: str) -> None:
+    loss = {"LOSSYCOLL_INJECT": "loss=0.5,burst=8,seed=3", "LOSSYCOLL_MTU": "1500"}
+    env = {**ENV, **ALONE, **loss, "AGE": age}
     world = 3
     found = run_good(rank_loses, world, env, timeout=200)
     for rank, one in enumerate(found):
@@ -109,7 +114,8 @@ def test_lost_blocks_of_few_owners_are_counted_once() -> None:
         assert one["blocks"] == 30 * of_others
         assert sum(one["ages"]) == of_others
         assert one["equal"]
-    assert sum(one["stale"] for one in found) > 0, "the fault did not happen"
+        assert one["repaired"] == (one["blocks"] if age == "0" else 0)
+    assert (sum(one["stale"] for one in found) > 0) == (age == "auto"), "the fault did not happen"
 
 
 def rank_feeds_back(rank: int, world: int) -> dict[str, Any]:

@@ -53,7 +53,11 @@ def plans_of(collective: str, world: int, count: int, op: int) -> list[Plan]:
         size = size_of(collective, count, world)
         return [scatters.reduce_scatter(world, rank, count, size) for rank in range(world)]
     if collective == "all_gather":
-        return [copies.all_gather(world, rank, count, PER_PACKET) for rank in range(world)]
+        # Gathered blocks are counted in bytes.
+        options = Options(max_missing=0.01, repair=0, stream_packets=STREAM_PACKETS)
+        by = default_algorithm(collective)
+        size = plan_cache.finer(by, 4 * count, world, 4 * PER_PACKET, options) // 4
+        return [copies.all_gather(world, rank, count, size) for rank in range(world)]
     owners = owner_count(world, packet_count(count, PER_PACKET), STREAM_PACKETS)
     order = draw_order(7, GROUP, op, world)[:owners]
     size = size_of(collective, count, owners)
@@ -96,8 +100,10 @@ def test_collectives_are_the_engines_to_the_bit(
                 whole = [torch.from_numpy(array.copy()) for array in given]
                 if collective == "reduce_scatter":
                     exchange.reduce_scatter(whole, mine)
+                elif collective == "all_gather":
+                    exchange.all_gather(mine, [count] * world, finer=True)
                 else:
-                    getattr(exchange, collective)(mine)
+                    exchange.all_reduce(mine)
                 ended = network.run(plans, given, got, "f32", **how)
                 dropped += sum(one.report.packets_injected for one in ended)
                 for rank in range(world):

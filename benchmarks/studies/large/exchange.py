@@ -94,29 +94,38 @@ class Exchange:
         self._run(plans, buffers, buffers)
 
     def reduce_scatter(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """Each rank's chunk of the mean: float32 (world * n,) and (n,)."""
-        self.per_packet = self.size_for(len(outputs[0]))
+        """Each rank's chunk of the mean, float32: of all chunks in a row, and its own."""
+        counts = [len(output) for output in outputs]
+        self.per_packet = self.size_for(max(counts))
         plans = [
-            reduce_scatter.reduce_scatter(self.world, rank, len(outputs[0]), self.per_packet)
+            reduce_scatter.reduce_scatter(self.world, rank, counts, self.per_packet)
             for rank in range(self.world)
         ]
         self._run(plans, inputs, outputs)
 
-    def all_gather(self, buffers: Sequence[Tensor]) -> None:
-        """Each rank's chunk goes to all, in place, float32 (world * n,); what is lost stays."""
-        self.per_packet = self._whole
-        chunk = len(buffers[0]) // self.world
+    def all_gather(
+        self, buffers: Sequence[Tensor], counts: Sequence[int], *, finer: bool = False
+    ) -> None:
+        """Each rank's chunk, of so many elements, goes to all, in place; what is lost stays.
+        ``finer``: packets of short streams are smaller."""
+        self.per_packet = self.size_for(max(counts), FLOAT_BYTES) if finer else self._whole
         plans = [
-            copies.all_gather(self.world, rank, chunk, self.per_packet)
+            copies.all_gather(self.world, rank, counts, self.per_packet)
             for rank in range(self.world)
         ]
-        own = [buffer[rank * chunk :][:chunk] for rank, buffer in enumerate(buffers)]
+        own = [torch.split(each, list(counts))[rank] for rank, each in enumerate(buffers)]
         self._run(plans, own, buffers)
 
-    def size_for(self, longest: int) -> int:
-        """Elements of a packet of a reduction whose longest stream has so many elements."""
+    def owners(self, elements: int) -> int:
+        """Number of ranks that own a bucket of so many elements."""
+        return owner_count(self.world, packet_count(elements, self._whole), self._stream_packets)
+
+    def size_for(self, longest: int, unit: int = 1) -> int:
+        """Elements of a packet of a call whose longest stream has so many elements, each of
+        ``unit`` of what the engine counts."""
         packets = packet_count(longest, self._whole)
-        return finer_elements(self._whole, packets, self._stream_packets, self._finer)
+        whole = self._whole * unit
+        return finer_elements(whole, packets, self._stream_packets, self._finer) // unit
 
     def _run(
         self, plans: Sequence[Plan], inputs: Sequence[Tensor], outputs: Sequence[Tensor]

@@ -48,6 +48,7 @@ class Replicas:
         bucket = -(-bucket_elements // unit) * unit
         size = -(-self.parameters // unit) * unit
         self.buckets = [(at, min(at + bucket, size)) for at in range(0, size, bucket)]
+        self.counts = self._counts()
         self.flats = [torch.zeros(size, device=device) for _ in self.models]
         self.grads = [torch.zeros(size, device=device) for _ in self.models]
         values = [parameter.detach().clone() for parameter in first.parameters()]
@@ -67,6 +68,21 @@ class Replicas:
         self._places: list[tuple[slice, int]] = []
         """Where a part of the slice is in a replica, and in what is staged."""
 
+    def _counts(self) -> list[list[int]]:
+        """Elements of each bucket that each rank owns. Few ranks own a short one, and the next
+        ones the next."""
+        found, first = [], 0
+        for begin, end in self.buckets:
+            owners = self.exchange.owners(end - begin)
+            ranks = sorted((first + i) % self.world for i in range(owners))
+            grains = (end - begin) // GRAIN
+            counts = [0] * self.world
+            for number, rank in enumerate(ranks):
+                counts[rank] = GRAIN * (grains // owners + (number < grains % owners))
+            found.append(counts)
+            first = (first + owners) % self.world
+        return found
+
     def _owned(self, rank: int) -> list[Parameter]:
         """What a replica's optimizer steps: all of it, or its chunk of each bucket."""
         flat, grads = self.flats[rank], self.grads[rank]
@@ -75,9 +91,8 @@ class Replicas:
             whole.grad = grads
             return [whole]
         owned = []
-        for begin, end in self.buckets:
-            chunk = (end - begin) // self.world
-            own = Parameter(flat[begin + rank * chunk :][:chunk])
+        for (begin, end), counts in zip(self.buckets, self.counts, strict=True):
+            own = Parameter(torch.split(flat[begin:end], counts)[rank])
             own.grad = torch.zeros_like(own)
             owned.append(own)
         return owned
@@ -96,8 +111,10 @@ class Replicas:
                 group["lr"] = rate
             optimizer.step()
         if self.method == "sharded":
-            for begin, end in self.buckets:
-                self.exchange.all_gather([flat[begin:end] for flat in self.flats])
+            for (begin, end), counts in zip(self.buckets, self.counts, strict=True):
+                self.exchange.all_gather(
+                    [flat[begin:end] for flat in self.flats], counts, finer=True
+                )
         elif self.method == "ddp+driftbound":
             self._send_slices()
         for grads in self.grads:
@@ -127,7 +144,7 @@ class Replicas:
             for place, owner in zip(places, owners, strict=True):
                 room[owner * chunk :][: place.stop - place.start] = flat[place]
             staged.append(room)
-        self.exchange.all_gather(staged)
+        self.exchange.all_gather(staged, [chunk] * self.world)
         self._staged = staged
         self._places = [(place, owner * chunk) for place, owner in zip(places, owners, strict=True)]
 

@@ -18,6 +18,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 import lossycoll
 from benchmarks.common.tables import Table, add_report
@@ -52,7 +53,7 @@ def rank_main(victim: int) -> None:
 
 def one_kill(mode: str, victim: int) -> float:
     """Seconds from the kill to the last survivor's notice."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     env = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),

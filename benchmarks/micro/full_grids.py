@@ -73,9 +73,13 @@ def rounds(config: Config, joined: Any) -> None:
     """Have as many as the grid has axes. RuntimeError: the values aren't the mean of all."""
     peers, first = config.grid.cells, config.number == 0
     time.sleep(0.0 if first else config.delay)
-    own = {"listen": config.place} if first else {"join": [config.place]}
-    how = {"secret": SECRET, "name": str(config.number), "timeout": TIMEOUT}
-    with Swarm(**own, **how) as swarm:
+    with Swarm(
+        listen=config.place if first else "",
+        join=() if first else [config.place],
+        secret=SECRET,
+        name=str(config.number),
+        timeout=TIMEOUT,
+    ) as swarm:
         values = torch.full((VALUES,), float(2**config.number))
         if joined is not None:
             joined.wait(TIMEOUT)

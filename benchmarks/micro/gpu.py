@@ -106,7 +106,7 @@ def calls() -> dict[str, float]:
     for _ in range(TURNS):
         dist.barrier()
         torch.cuda.synchronize()
-        torch.cuda._sleep(LONG_KERNEL)
+        torch.cuda._sleep(LONG_KERNEL)  # type: ignore[no-untyped-call]
         begin = time.perf_counter()
         work = dist.all_reduce(tensor, async_op=True)
         issued = time.perf_counter()
@@ -230,10 +230,11 @@ def kernels(bits: int, group: int) -> dict[str, Any]:
     packets = torch.stack([first, size, first // each * 1400], 1).contiguous()
     data = torch.empty(1400 * len(packets), dtype=torch.uint8, device="cuda")
     rates = {}
-    for name, work in {
+    works: dict[str, Callable[[], object]] = {
         "encode": lambda: lowbit_kernels.encode(values, packets, data, how, most_elements=each),
         "decode": lambda: lowbit_kernels.decode(data, packets, values, how, most_elements=each),
-    }.items():
+    }
+    for name, work in works.items():
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         for turn in range(2 * TURNS):
             if turn == TURNS:
@@ -255,6 +256,7 @@ def hidden(row: Mapping[str, Any]) -> float:
 
 def timeline(work: Callable[[], None]) -> dict[str, list[tuple[float, float]]]:
     """When the device was at kernels and at copies in one step of ``work``: begin and end, ms."""
+    from torch._C._autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     work()
@@ -263,10 +265,10 @@ def timeline(work: Callable[[], None]) -> dict[str, list[tuple[float, float]]]:
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         work()
         torch.cuda.synchronize()
-    results: Any = profiled.profiler.kineto_results  # type: ignore[union-attr]
+    results: Any = profiled.profiler.kineto_results
     spans: dict[str, list[tuple[float, float]]] = {row: [] for row in ROWS}
     for event in results.events():
-        if event.device_type() != torch.autograd.DeviceType.CUDA or not event.duration_ns():
+        if event.device_type() != DeviceType.CUDA or not event.duration_ns():
             continue
         name, begin = event.name(), event.start_ns() / 1e6
         row = next((row for word, row in COPIES.items() if word in name), None)

@@ -75,6 +75,7 @@ def main() -> None:
     table = replace(TABLE, name=options.table)
     torch.set_num_threads(1)
     dist.init_process_group("lossy")
+    assert dist.group.WORLD is not None
     groups = {"lossy": dist.group.WORLD}
     if not options.alone:
         groups["gloo"] = dist.new_group(backend="gloo")
@@ -98,7 +99,7 @@ def main() -> None:
             for found in (loop, after)
             for name in ("lossy", "gloo")
         ]
-        missing = float(share[0] / max(1, share[1]))
+        missing = float(share[0] / share[1].clamp(min=1))
         row = [f"{world}", f"{options.mbit:g}", options.lost, f"{options.mib:g} MiB", *cells]
         row += [f"{missing:.2%}", f"{os.getloadavg()[0]:.0f}"]
         print(table.report(options.report, [row]), flush=True)

@@ -107,13 +107,14 @@ def trained(case: Case, swarms: Sequence[Swarm]) -> tuple[float, Counter[int]]:
         if number == 0 and case.lie not in (HONEST, AWAY):
             averager._member.average = lies  # type: ignore[method-assign,assignment]
         inner = torch.optim.Adam(own.parameters(), lr=0.003)
-        how = {"every": EVERY, "average": case.average, "timeout": 30.0}
-        optimizer = MoshpitSGD(own, inner, averager, **how)  # type: ignore[arg-type]
+        optimizer = MoshpitSGD(
+            own, inner, averager, every=EVERY, average=case.average, timeout=30.0
+        )
         averager.wait_for(len(swarms))
         for step in range(case.steps):
             inputs, targets = data((case.seed * 100 + number + away) * 100_000 + step, BATCH)
             optimizer.zero_grad()
-            nn.functional.mse_loss(own(inputs), targets).backward()
+            nn.functional.mse_loss(own(inputs), targets).backward()  # type: ignore[no-untyped-call]
             report = optimizer.step(weight=BATCH)
             if report is not None and number:
                 refused.update(report.refused)

@@ -57,7 +57,8 @@ class Ranks:
     def all_reduce(self, backend: str, size: int, count: int = 1) -> float:
         for orders in self._orders:
             orders.send((backend, size, count))
-        return max(orders.recv() for orders in self._orders)
+        taken: list[float] = [orders.recv() for orders in self._orders]
+        return max(taken)
 
     def close(self) -> None:
         for orders in self._orders:

@@ -67,8 +67,9 @@ def losses(pauses: Sequence[float], seed: int) -> tuple[dict[int, float], list[i
         model = network()
         inside = torch.optim.AdamW(model.parameters(), lr=5e-3)
         averager = MoshpitAverager(swarm, model)
-        how = {"target_samples": TARGET, "delayed": True, "timeout": 20.0}
-        optimizer = MoshpitSGD(model, inside, averager, **how)  # type: ignore[arg-type]
+        optimizer = MoshpitSGD(
+            model, inside, averager, target_samples=TARGET, delayed=True, timeout=20.0
+        )
         averager.wait_for(len(pauses))
         barrier.wait()
         due = time.monotonic()
@@ -77,7 +78,7 @@ def losses(pauses: Sequence[float], seed: int) -> tuple[dict[int, float], list[i
             time.sleep(max(0.0, due - time.monotonic()))
             x, y = task.batch(seed * 10**7 + peer * 10**5 + steps[peer])
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(x), y).backward()
+            nn.functional.mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
             report = optimizer.step(weight=BATCH)
             steps[peer] += 1
             if report is None or peer != len(pauses) - 1:

@@ -58,7 +58,8 @@ class Measured:
 def limit(options: argparse.Namespace, sent: float) -> float:
     """Seconds for so many bytes of each rank."""
     rate: float = options.mbit * 125_000
-    return sent / rate + 2 * options.delay_ms / 1e3
+    ways: float = 2 * options.delay_ms / 1e3
+    return sent / rate + ways
 
 
 def measure(options: argparse.Namespace, wires: Mapping[str, Mapping[str, Any]]) -> list[Measured]:

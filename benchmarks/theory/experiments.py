@@ -236,8 +236,8 @@ def means(
                 chance.append(chances(algorithm, left, packets, order, f))
             at.run(jobs, weights)
             for number, (job, reach) in enumerate(zip(jobs, chance, strict=True)):
-                for i, got in enumerate(job.got):
-                    values = got[::PER_PACKET].astype(np.float64)
+                for i, held in enumerate(job.got):
+                    values = held[::PER_PACKET].astype(np.float64)
                     if algorithm == "reduce_scatter":
                         alone = weights is None and n > 1
                         known = values[values != own(left[i])] if alone else values

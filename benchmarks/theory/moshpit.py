@@ -43,11 +43,11 @@ def measure() -> dict[str, Any]:
     fills = []
     for peers in FILLS:
         shown = ("moshpit", "moshpit_chunks", "random_groups")
-        rounds = {
+        first = {
             name: rounds_to(METHODS[name], peers, GRID, 0.0, TARGETS[:1], seeds=OTHERS)[0]
             for name in shown
         }
-        fills.append({"peers": peers, "rounds": rounds})
+        fills.append({"peers": peers, "rounds": first})
     return {"rows": rows, "fills": fills}
 
 

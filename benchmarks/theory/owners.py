@@ -3,7 +3,7 @@ cost. Parity is what the engine would choose for a share of 1% missing."""
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 from lossycoll.plan.sets import NO_PARITY
 from tests.oracle.parity import shape_of
@@ -20,7 +20,15 @@ LONGER = (1, 2, 4, 8)
 """Times as long streams of a bucket with fewer owners are: ranks / owners."""
 DRAWN: Final = 400_000
 
-HARD: Final = {"loss": 0.2, "burst": 8.0}
+
+class Loss(TypedDict):
+    """Share of packets that a path loses, and their mean run."""
+
+    loss: float
+    burst: float
+
+
+HARD: Final[Loss] = {"loss": 0.2, "burst": 8.0}
 HARD_PACKETS: Final = 24
 WORLD: Final = 8
 RTT_S: Final = 0.02

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.common.pictures import panels, save
 
@@ -59,7 +60,7 @@ def against(
     x: str,
     y: str,
     *,
-    at: Sequence[float] = CURVE,
+    at: Sequence[float] | NDArray[np.float64] = CURVE,
     style: str = "-",
     mark: str = "o",
     colour: str | None = None,

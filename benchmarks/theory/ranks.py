@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -67,8 +67,8 @@ def steps(rank: int, world: int) -> dict[str, Any]:
             model[0].grad = gradient
             optimizer.step()
         free.grad = gradient
-        for optimizer in stateful:
-            optimizer.step()
+        for other in stateful:
+            other.step()
         if (step + 1) % wanted["every"] == 0:
             at.append(step + 1)
             drifts.append([lossycoll.measure_drift(model).total / elements for model in models])
@@ -95,7 +95,7 @@ def state_drift(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float]
     }
 
 
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
     "SGD": lambda p: torch.optim.SGD(p, lr=0.2),
     "SGD, momentum 0.9": lambda p: torch.optim.SGD(p, lr=0.02, momentum=0.9),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=3e-4),

@@ -307,7 +307,7 @@ def many_rounds(
 
 def single() -> list[dict[str, Any]]:
     """A row for each loss, grid, and sizes of its groups."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for loss in (0.0, *LOSSES):
         for shape, peers in SINGLE:
             seed = len(rows)
@@ -330,7 +330,11 @@ def single() -> list[dict[str, Any]]:
 
 def many() -> list[dict[str, Any]]:
     """A row for each grid and loss: what is left after each round, also in few bits."""
-    cases = [(*of, loss, "same") for *of, losses in MANY for loss in losses]
+    cases: list[tuple[tuple[int, ...], int, int, float, str]] = [
+        (shape, peers, rounds, loss, "same")
+        for shape, peers, rounds, losses in MANY
+        for loss in losses
+    ]
     cases += [((4, 4), 16, 16, loss, FEW_BITS) for loss in (0.0, 0.1, 0.3)]
     rows = []
     for number, (shape, peers, rounds, loss, wire) in enumerate(cases):
@@ -344,6 +348,7 @@ def many() -> list[dict[str, Any]]:
         )
         is_full = math.prod(shape) == peers
         wanted = formulas.full_grid(loss, shape, rounds) if is_full else None
+        variances = None if wanted is None else [all_of - moved for all_of, moved in wanted]
         rows.append(
             {
                 "grid": "x".join(map(str, shape)),
@@ -352,8 +357,8 @@ def many() -> list[dict[str, Any]]:
                 "wire": wire,
                 "variance": [asdict(one.variance) for one in found],
                 "moved": [asdict(one.moved) for one in found],
-                "variance_predicted": wanted and [all_of - moved for all_of, moved in wanted],
-                "moved_predicted": wanted and [moved for _, moved in wanted],
+                "variance_predicted": variances,
+                "moved_predicted": None if wanted is None else [moved for _, moved in wanted],
                 "product": products(loss, sizes),
             }
         )

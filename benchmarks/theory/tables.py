@@ -297,7 +297,10 @@ def _beside(share: dict[str, float], predicted: float) -> str:
 def _away(row: dict[str, Any]) -> float:
     """Of a row's figures the farthest from what is predicted, in standard errors."""
     shares = [(name, row[name]) for name in ("variance", "moved", "lean") if row[name]]
-    return max(abs(one["value"] - row["predicted"][name]) / one["error"] for name, one in shares)
+    away: list[float] = [
+        abs(one["value"] - row["predicted"][name]) / one["error"] for name, one in shares
+    ]
+    return max(away)
 
 
 def _sizes(row: dict[str, Any]) -> str:

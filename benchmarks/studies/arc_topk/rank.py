@@ -83,7 +83,7 @@ def steps(config: dict[str, Any], groups: Groups) -> dict[str, Any]:
 
 def step(ddp: DistributedDataParallel, tokens: torch.Tensor) -> None:
     ddp.zero_grad()
-    next_byte_loss(ddp(tokens[:, :-1]), tokens[:, 1:]).backward()
+    next_byte_loss(ddp(tokens[:, :-1]), tokens[:, 1:]).backward()  # type: ignore[no-untyped-call]
 
 
 # ---- what is learned ----

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as powersgd
 
 import lossycoll
@@ -32,15 +33,15 @@ class Bucket:
     """As hooks see DDP's."""
 
     flat: Tensor
-    shapes: list[tuple[int, ...]]
+    shapes: Sequence[tuple[int, ...]]
 
     def buffer(self) -> Tensor:
         return self.flat
 
     def gradients(self) -> list[Tensor]:
         sizes = [torch.Size(shape).numel() for shape in self.shapes]
-        parts = zip(self.flat.split(sizes), self.shapes, strict=True)
-        return [part.view(shape) for part, shape in parts]
+        parts = self.flat.split(sizes)  # type: ignore[no-untyped-call]
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def index(self) -> int:
         return 0
@@ -61,7 +62,7 @@ def variants() -> dict[str, Callable[[], Compress]]:
                 None, rank, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8
             )
             state.iter = 2
-            return lambda bucket: powersgd.powerSGD_hook(state, bucket).wait()  # type: ignore[arg-type]
+            return lambda bucket: powersgd.powerSGD_hook(state, bucket).wait()
 
         return make
 
@@ -88,7 +89,7 @@ def variants() -> dict[str, Callable[[], Compress]]:
     return out
 
 
-def share(name: str, shapes: list[tuple[int, ...]]) -> float:
+def share(name: str, shapes: Sequence[tuple[int, int]]) -> float:
     """Bytes on the wire of a ring or a transpose over ``WIRE_RANKS``, as a share of dense ones."""
     kind, _, rest = name.partition(" ")
     number = float(rest.partition(",")[0])
@@ -102,7 +103,7 @@ def share(name: str, shapes: list[tuple[int, ...]]) -> float:
 
 def measure_speed() -> list[dict[str, Any]]:
     torch.set_num_threads(1)
-    store = dist.HashStore()
+    store = HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     out = []
     for model, shapes in SHAPES.items():

@@ -50,8 +50,13 @@ def gradients(task: Task, steps: int, every: int, seed: int = 1) -> list[list[to
         logits = model(inputs)
         loss = nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if step % every == every - 1:
-            out.append([p.grad.clone() for p in model.parameters() if p.dim() >= 2])
+            out.append([_gradient(p) for p in model.parameters() if p.dim() >= 2])
         optimizer.step()
     return out
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.clone()

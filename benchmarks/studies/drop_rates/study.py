@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.common.delays import Delayed
@@ -68,10 +69,10 @@ def runs(tasks: Sequence[str]) -> Iterator[Run]:
                     yield from (Run(task, divisor, rate, seed) for divisor in (base, other))
 
 
-def completed(seconds: Times, threshold: float) -> Times:
+def completed(seconds: Times, threshold: float) -> NDArray[np.bool_]:
     """Which micro-batches count, of times (..., micro-batches): all that end by the threshold, and
     each rank's first one."""
-    there: Times = np.cumsum(seconds, -1) <= threshold
+    there: NDArray[np.bool_] = np.cumsum(seconds, -1) <= threshold
     there[..., 0] = True
     return there
 

@@ -98,8 +98,9 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     losses = list(dict.fromkeys(row["loss"] for row in rows))
     size = (5.2 * len(bursts) + 1.8, 4.2)
     figure, axes = plt.subplots(1, len(bursts), figsize=size, layout="constrained", sharey=True)
+    colours = plt.colormaps["viridis"].resampled(5).colors  # type: ignore[attr-defined]
     for axis, burst in zip(axes, bursts, strict=True):
-        for loss, colour in zip(losses, plt.colormaps["viridis"].resampled(5).colors, strict=False):
+        for loss, colour in zip(losses, colours, strict=False):
             here = {r["variant"]: r for r in rows if (r["loss"], r["burst"]) == (loss, burst)}
             fixed = [row for variant, row in here.items() if variant not in MARKS]
             axis.plot(*_points(fixed), "o-", color=colour, markersize=4, label=f"{loss:.1%} lost")

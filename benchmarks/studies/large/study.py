@@ -169,7 +169,8 @@ class Training:
         inputs, targets = demo_data.draw(self.text.validation, size.held_out, size.context, draws)
         found = []
         for model in self.replicas.models:
-            parts = zip(inputs.split(16), targets.split(16), strict=True)
+            pieces = inputs.split(16), targets.split(16)  # type: ignore[no-untyped-call]
+            parts = zip(*pieces, strict=True)
             losses = [float(self._loss(model, *part)) * len(part[0]) for part in parts]
             found.append(sum(losses) / len(inputs))
         return found

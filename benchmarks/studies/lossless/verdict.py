@@ -42,7 +42,6 @@ def raw_share(entry: Result, size: int) -> float:
     return bus(entry, row, "lossy") / float(entry.figures["raw"][RAW_BASE]["gb_per_s"])
 
 
-Row = dict[str, Any]
 NAMED = 4
 """Places that a sentence names at most."""
 Found = tuple[str, float, float]

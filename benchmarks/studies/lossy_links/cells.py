@@ -84,7 +84,9 @@ def cubic_seconds(cell: Cell) -> float:
 
 def gradient_mib() -> float:
     """Of a DDP step."""
-    from .rank import CONTEXT, LAYERS, WIDTH, ByteGPT
+    from lossycoll.cli.demo.model import ByteGPT
+
+    from .rank import CONTEXT, LAYERS, WIDTH
 
     return sum(p.numel() for p in ByteGPT(LAYERS, WIDTH, CONTEXT).parameters()) * 4 / MIB
 

@@ -76,7 +76,8 @@ def method_steps(name: str) -> Work:
 
     def work(variant: str) -> None:
         prepared.optimizer.zero_grad()
-        next_byte_loss(prepared.forward(tokens[:, :-1]), tokens[:, 1:]).backward()
+        inputs, wanted = tokens[:, :-1], tokens[:, 1:]
+        next_byte_loss(prepared.forward(inputs), wanted).backward()  # type: ignore[no-untyped-call]
         prepared.optimizer.step()
         prepared.wait_parameters()
 
@@ -106,7 +107,8 @@ def ddp_steps(groups: dict[str, dist.ProcessGroup]) -> Work:
             replica = replicas[variant] = DistributedDataParallel(model, process_group=group)
         replica.zero_grad()
         with SCOPES[variant]():
-            next_byte_loss(replica(tokens[:, :-1]), tokens[:, 1:]).backward()
+            inputs, wanted = tokens[:, :-1], tokens[:, 1:]
+            next_byte_loss(replica(inputs), wanted).backward()  # type: ignore[no-untyped-call]
 
     return work
 

@@ -25,7 +25,7 @@ LEFT_OUT = 1 / 3
 
 
 def after_start(entry: Result, variant: str) -> list[float]:
-    times = entry.figures["seconds"][variant]
+    times: list[float] = entry.figures["seconds"][variant]
     return times[int(len(times) * LEFT_OUT) :]
 
 

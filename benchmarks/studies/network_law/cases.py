@@ -70,8 +70,12 @@ class Case(Piece):
     @property
     def network(self) -> Network:
         """As the laboratory would be told."""
-        how = {"policer_ms": self.policer_ms} if self.policer_ms else {"queue_ms": self.queue_ms}
-        port = Port(up_mbit=self.up_mbit or self.mbit, down_mbit=self.mbit, **how)
+        port = Port(
+            up_mbit=self.up_mbit or self.mbit,
+            down_mbit=self.mbit,
+            queue_ms=None if self.policer_ms else self.queue_ms,
+            policer_ms=self.policer_ms or None,
+        )
         link = Link(
             loss=self.loss,
             burst=self.burst,
@@ -109,8 +113,13 @@ class Case(Piece):
         if name == "rate":
             up = self.up_mbit * number
             return replace(self, mbit=self.mbit * number, up_mbit=up, change="")
-        field = {"rtt": "rtt_ms", "policer": "policer_ms", "loss": "loss"}[name]
-        return replace(self, **{field: number}, change="")
+        if name == "rtt":
+            return replace(self, rtt_ms=number, change="")
+        if name == "policer":
+            return replace(self, policer_ms=number, change="")
+        if name == "loss":
+            return replace(self, loss=number, change="")
+        raise KeyError(name)
 
 
 @dataclass(frozen=True)
@@ -197,9 +206,9 @@ def _clean() -> Iterator[Case]:
     for queue in (1, 5, 10, 100):
         yield Case("clean", 4, 100, 20, 4, queue_ms=queue)
         yield Case("clean", 8, 100, 2, 8, queue_ms=queue)
-    for rtt in (0.2, 2, 80, 200):
-        yield Case("clean", 4, 100, rtt, 8)
-        yield Case("clean", 8, 100, rtt, 8)
+    for rtt_ms in (0.2, 2, 80, 200):
+        yield Case("clean", 4, 100, rtt_ms, 8)
+        yield Case("clean", 8, 100, rtt_ms, 8)
     for gap in (0.005, 0.3, 10):
         yield Case("clean", 4, 100, 20, 4, gap_s=gap)
         yield Case("clean", 8, 100, 20, 4, gap_s=gap)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import lossycoll._native
 import lossycoll._sim
@@ -40,9 +40,16 @@ AT = 0.4
 """When a change comes: this share of its call's limit."""
 
 
+class Parity(TypedDict, total=False):
+    """Of the options: the one that is given."""
+
+    fec: float
+    max_missing: float
+
+
 def measure(case: Case, pacing: str = Options().pacing) -> dict[str, Any]:
     """The figures of one case."""
-    parity = {"max_missing": case.max_missing} if case.max_missing else {"fec": case.fec}
+    parity: Parity = {"max_missing": case.max_missing} if case.max_missing else {"fec": case.fec}
     options = Options(
         delivery=case.delivery,
         repair=case.repair,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
@@ -87,14 +88,18 @@ def _lines(
 
 def _legend(figure: Figure, axes: Sequence[Axes], below: bool = False) -> None:
     """Of all that is drawn, once, where it leaves the panels their width."""
-    found = {}
+    found: dict[str, Artist] = {}
     for one in axes:
         found |= {
             label: handle for handle, label in zip(*one.get_legend_handles_labels(), strict=True)
         }
     if found:
-        where = "outside lower center" if below else "outside right upper"
-        figure.legend([*found.values()], [*found], loc=where, ncols=4 if below else 1)
+        figure.legend(
+            [*found.values()],
+            [*found],
+            loc="outside lower center" if below else "outside right upper",
+            ncols=4 if below else 1,
+        )
 
 
 def _changes(entries: Mapping[str, Result], task: str, path: Path) -> None:

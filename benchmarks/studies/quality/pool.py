@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from types import TracebackType
 from typing import Any
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.common.runner import PieceFailed
 
@@ -52,7 +52,7 @@ class Pool:
     def __init__(self, world: int) -> None:
         self.world = world
         self._number = 0
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._ranks: list[tuple[Any, Connection]] = []
         spawn = multiprocessing.get_context("spawn")
         with _environment_of_ranks():
@@ -98,13 +98,13 @@ class Pool:
         until = time.monotonic() + RUN_SECONDS
         pipes = {pipe: rank for rank, (_, pipe) in enumerate(self._ranks)}
         while pipes:
-            ready = wait(list(pipes), max(0.0, until - time.monotonic()))
+            ready: list[Any] = wait(list(pipes), max(0.0, until - time.monotonic()))
             if not ready:
                 raise RunFailed(f"{run.key}: ranks {sorted(pipes.values())} did not end in time")
             for pipe in ready:
-                rank = pipes.pop(pipe)  # type: ignore[index]
+                rank = pipes.pop(pipe)
                 try:
-                    found, error = pipe.recv()  # type: ignore[union-attr]
+                    found, error = pipe.recv()
                 except EOFError:
                     raise RunFailed(f"{run.key}: rank {rank} died") from None
                 if found is None:

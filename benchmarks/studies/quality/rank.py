@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 import lossycoll
@@ -32,19 +33,17 @@ def serve(rank: int, world: int, port: int, jobs: Connection) -> None:
     """Takes (number, run, its method, steps or None) until None comes; answers (result or None,
     error)."""
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=TIMEOUT)
     for number, run, method, steps in iter(jobs.recv, None):
         try:
-            prefixed = dist.PrefixStore(f"run{number}", store)
+            prefixed = PrefixStore(f"run{number}", store)
             jobs.send((_one(rank, run, method, steps, prefixed), ""))
         except Exception:
             jobs.send((None, traceback.format_exc()))
             return  # its group may have ended in any state
 
 
-def _one(
-    rank: int, run: Run, method: Method, steps: int | None, store: dist.Store
-) -> dict[str, Any]:
+def _one(rank: int, run: Run, method: Method, steps: int | None, store: Store) -> dict[str, Any]:
     task = TASKS[run.task](*([] if steps is None else [steps]))
     options = lossycoll.Options(
         mtu=task.mtu, inject=faults(run), seed=run.seed, log="warning", **method.options
@@ -84,7 +83,7 @@ def train(task: Task, run: Run, method: Method) -> dict[str, Any]:
         )
         loss = cross_entropy(prepared.forward(inputs), targets)
         prepared.optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         prepared.optimizer.step()
         losses[step] = loss.detach()
     prepared.wait_parameters()
@@ -94,10 +93,11 @@ def train(task: Task, run: Run, method: Method) -> dict[str, Any]:
         dist.all_reduce(losses, op=dist.ReduceOp.AVG)
         dist.all_reduce(traffic)
         drift = lossycoll.measure_drift(model)
+        parts = losses.split(CURVE_STEPS)  # type: ignore[no-untyped-call]
         return {
             "models": _judged(task, model, rank, world),
             "drift": {"mean_square": drift.total, "relative": drift.relative_rms},
-            "curve": [round(part.mean().item(), 4) for part in losses.split(CURVE_STEPS)],
+            "curve": [round(part.mean().item(), 4) for part in parts],
             "traffic": dict(zip(TRAFFIC, map(int, traffic.tolist()), strict=True)),
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "steps": task.steps,

@@ -54,7 +54,8 @@ def cross_entropy(logits: Tensor, targets: Tensor, reduction: str = "mean") -> T
 def judge(model: nn.Module, examples: Pair, batch: int = 64) -> Tensor:
     """(sum of the losses, number of right answers, number of answers), float64."""
     sums = torch.zeros(3, dtype=torch.float64)
-    for inputs, targets in zip(*(part.split(batch) for part in examples), strict=True):
+    parts = (part.split(batch) for part in examples)  # type: ignore[no-untyped-call]
+    for inputs, targets in zip(*parts, strict=True):
         logits = model(inputs)
         right = (logits.argmax(-1) == targets).sum()
         loss = cross_entropy(logits, targets, "sum")

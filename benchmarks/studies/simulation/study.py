@@ -49,11 +49,15 @@ class Cell(Piece):
 
     @property
     def network(self) -> Network:
-        how = {"policer_ms": self.policer_ms} if self.policer_ms else {"queue_ms": self.queue_ms}
         return Network(
             hosts=self.hosts,
             link=Link(delay_ms=self.delay_ms, loss=self.loss),
-            port=Port(up_mbit=self.mbit, down_mbit=self.mbit, **how),
+            port=Port(
+                up_mbit=self.mbit,
+                down_mbit=self.mbit,
+                queue_ms=None if self.policer_ms else self.queue_ms,
+                policer_ms=self.policer_ms or None,
+            ),
         )
 
     @property

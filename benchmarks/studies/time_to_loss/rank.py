@@ -91,7 +91,7 @@ def step_of(
     inputs, targets = demo_data.draw(text, config.batch, config.context, batches)
     loss = next_byte_loss(replica(inputs.to(device)), targets.to(device))
     optimizer.zero_grad()
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 

@@ -81,8 +81,9 @@ def learn(
     dist.all_reduce(means, op=dist.ReduceOp.AVG)
     dist.all_reduce(losses, op=dist.ReduceOp.AVG)
     loss, right, count = judge(model, task.held_out).tolist()
+    parts = losses.split(EVERY)  # type: ignore[no-untyped-call]
     return {
-        "losses": [round(part.mean().item(), 5) for part in losses.split(EVERY)],
+        "losses": [round(part.mean().item(), 5) for part in parts],
         "held_out": {"loss": loss / count, "accuracy": right / count},
         "bytes": {
             "whole": means[0, 0].item() / start,

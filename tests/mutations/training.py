@@ -29,6 +29,45 @@ TRAINING = (
         "tests/train/sharded/test_staleness.py::test_ages_count_steps_since_a_block_came",
     ),
     mutation(
+        "blocks that no owner has are resent",
+        "lossycoll/train/sharded/parameter_sync.py",
+        "mask &= self.exist",
+        "mask &= True",
+        "tests/train/sharded/test_few_owners.py"
+        "::test_lost_blocks_of_few_owners_are_counted_once[0]",
+    ),
+    mutation(
+        "blocks are resent for their age where nothing shall be",
+        "lossycoll/train/sharded/optimizer.py",
+        "bounded = max_age != AUTO or not self._collectives.resends_nothing",
+        "bounded = True",
+        "tests/train/sharded/test_few_owners.py"
+        "::test_lost_blocks_of_few_owners_are_counted_once[auto]",
+    ),
+    mutation(
+        "the same ranks own all short buckets",
+        "lossycoll/train/common/layout.py",
+        "first = (first + count) % world",
+        "first = 0",
+        "tests/train/common/test_layout.py"
+        "::test_few_ranks_own_a_short_bucket_and_the_next_ones_the_next",
+    ),
+    mutation(
+        "a block has come when its first packet has",
+        "lossycoll/runtime/engine/packet_masks.py",
+        "before[last + 1] > before[first]",
+        "before[first + 1] > before[first]",
+        "tests/train/sharded/test_few_owners.py::test_pieces_overlap_as_their_elements_do",
+    ),
+    mutation(
+        "what is reported lost is taken for full packets",
+        "lossycoll/train/common/collectives.py",
+        "reported.block_bytes // source.element_size()",
+        "group.block_bytes // source.element_size()",
+        "tests/train/sharded/test_few_owners.py"
+        "::test_all_that_is_reported_lost_comes_later_also_in_smaller_packets",
+    ),
+    mutation(
         "a late rank begins another micro-batch",
         "lossycoll/train/dropcompute/loop.py",
         "late = self._watch.elapsed > self._threshold",

@@ -53,10 +53,14 @@ def _submit_broadcast(s: Submission) -> Operation:
     return s.endpoint.copy("broadcast", s.call, (start, start), s.call_options, nbytes, root=s.root)
 
 
+def _part_bytes(s: Submission, even: int) -> int | tuple[int, ...]:
+    """Bytes of each rank's part; ``even``: of every part, if all have as many."""
+    sizes = s.description.sizes
+    return even if sizes is None else tuple([n * s.source.element_size() for n in sizes])
+
+
 def _submit_all_gather(s: Submission) -> Operation:
-    each: int | tuple[int, ...] = s.source.nbytes
-    if s.description.sizes is not None:
-        each = tuple(size * s.source.element_size() for size in s.description.sizes)
+    each = _part_bytes(s, s.source.nbytes)
     return s.endpoint.copy("all_gather", s.call, s.buffers, s.call_options, each)
 
 
@@ -110,9 +114,7 @@ def _submit_all_to_all_even(s: Submission) -> Operation:
 
 def _submit_all_gather_blocks(s: Submission) -> Operation:
     start, where = address(s.target), s.health.where
-    chunks: int | tuple[int, ...] = s.target.nbytes // where.world
-    if (sizes := s.description.sizes) is not None:
-        chunks = tuple(size * s.target.element_size() for size in sizes)
+    chunks = _part_bytes(s, s.target.nbytes // where.world)
     own = chunks * where.rank if isinstance(chunks, int) else sum(chunks[: where.rank])
     return s.endpoint.all_gather_blocks(
         s.call, (start + own, start), chunks, s.description.argument, s.call_options

@@ -552,8 +552,9 @@ class Options:
 
     @property
     def by_parity_alone(self) -> bool:
-        """True if ``max_missing`` is set, and is met without resending."""
-        return not isinstance(self.max_missing, str) and self.is_given("repair") and not self.repair
+        """True if delivery is lossy, ``max_missing`` is set, and is met without resending."""
+        bounded = self.delivery == "lossy" and not isinstance(self.max_missing, str)
+        return bounded and self.is_given("repair") and not self.repair
 
     @property
     def ports(self) -> tuple[int, int]:

@@ -41,11 +41,11 @@ PAYLOAD, PER_PACKET, STREAM_PACKETS = 192, 48, 20
 LOSSES = ("", "loss=0.2,seed=3", "loss=0.3,burst=5,seed=4")
 
 
-def size_of(collective: str, count: int, owners: int) -> int:
+def size_of(collective: str, count: int, owners: int, per_packet: int = PER_PACKET) -> int:
     """Elements of the engine's packets in a call whose packets are cut."""
     options = Options(max_missing=0.01, repair=0, stream_packets=STREAM_PACKETS)
     by = default_algorithm(collective)
-    return plan_cache.finer(by, count, owners, PER_PACKET, options)
+    return plan_cache.finer(by, count, owners, per_packet, options)
 
 
 def plans_of(collective: str, world: int, count: int, op: int) -> list[Plan]:
@@ -54,9 +54,7 @@ def plans_of(collective: str, world: int, count: int, op: int) -> list[Plan]:
         return [scatters.reduce_scatter(world, rank, count, size) for rank in range(world)]
     if collective == "all_gather":
         # Gathered blocks are counted in bytes.
-        options = Options(max_missing=0.01, repair=0, stream_packets=STREAM_PACKETS)
-        by = default_algorithm(collective)
-        size = plan_cache.finer(by, 4 * count, world, 4 * PER_PACKET, options) // 4
+        size = size_of(collective, 4 * count, world, 4 * PER_PACKET) // 4
         return [copies.all_gather(world, rank, count, size) for rank in range(world)]
     owners = owner_count(world, packet_count(count, PER_PACKET), STREAM_PACKETS)
     order = draw_order(7, GROUP, op, world)[:owners]

@@ -31,7 +31,7 @@ TRAINING = (
     mutation(
         "blocks that no owner has are resent",
         "lossycoll/train/sharded/parameter_sync.py",
-        "mask &= self.exist",
+        "mask &= self.of_others",
         "mask &= True",
         "tests/train/sharded/test_few_owners.py"
         "::test_lost_blocks_of_few_owners_are_counted_once[0]",

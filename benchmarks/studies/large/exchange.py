@@ -84,8 +84,7 @@ class Exchange:
         """The mean on all ranks, in place, each float32 (n,); owners are drawn."""
         elements = len(buffers[0])
         order = draw_order(self._seed, self._group, self.op, self.world)
-        packets = packet_count(elements, self._whole)
-        order = order[: owner_count(self.world, packets, self._stream_packets)]
+        order = order[: self.owners(elements)]
         self.per_packet = self.size_for(-(-elements // len(order)))
         plans = [
             hierarchical.all_reduce(self.world, rank, elements, self.per_packet, order=order)

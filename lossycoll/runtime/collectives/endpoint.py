@@ -19,6 +19,7 @@ from lossycoll.plan import Finish, Missing, owner_count, packet_count
 from lossycoll.plan.copies import BARRIER_FANOUT
 from lossycoll.plan.reduce_scatter import IN_PLACE
 from lossycoll.plan.registry import AUTO, HIERARCHICAL
+from lossycoll.plan.validation import check_counts
 from lossycoll.runtime.core.call import CallOptions, Collective, Operation
 from lossycoll.runtime.core.logfmt import log
 from lossycoll.runtime.engine.binding import DType, EngineCall
@@ -260,7 +261,7 @@ class Endpoint:
                 options = call_options.options
                 per_packet = plan_cache.finer(by, counts, self.world, size, options)
             planned = self._plan(members, choice, counts, per_packet)
-            chunks = (counts,) * self.world if isinstance(counts, int) else counts
+            chunks = check_counts("counts", counts, self.world)
             blocks = Blocks(planned.plan, chunks, size, needed)
             return self._submit(planned, call, buffers, layout.dtype, call_options, blocks=blocks)
 
@@ -358,8 +359,7 @@ class Endpoint:
             nbytes: Bytes of the buffer.
             options: Options of the calls that carry it.
         """
-        parity = options.delivery == "lossy" and options.by_parity_alone
-        if not (parity and self.topology.is_flat):
+        if not (options.by_parity_alone and self.topology.is_flat):
             return self.world
         packets = packet_count(nbytes, self.block_bytes)
         return owner_count(self.world, packets, options.stream_packets)

@@ -103,7 +103,7 @@ def finer(
     ``elements``: of an all-reduce's buffer, which so many ranks own; or of each chunk.
     """
     whole = by.direct or by.few_owners  # what is lost of a stream is one rank's
-    if not (whole and options.delivery == "lossy" and options.by_parity_alone):
+    if not (whole and options.by_parity_alone):
         return per_packet
     longest = elements if isinstance(elements, int) else max(elements)
     if by.collective == "all_reduce":

@@ -226,8 +226,7 @@ class Collectives:
         if self.lossy is None:
             return False
         with self.delivery():
-            options = self.lossy.lossy_options()
-        return options.delivery == "lossy" and options.by_parity_alone
+            return self.lossy.lossy_options().by_parity_alone
 
     def owners(self, nbytes: int) -> int:
         """Number of ranks that should own a buffer of so many bytes, whose owners never change."""

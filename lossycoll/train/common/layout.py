@@ -83,11 +83,11 @@ class Bucket:
         return slice(first, first + self.counts[rank])
 
     def fragments(self, rank: int) -> list[Fragment]:
-        first, last = self.chunk(rank).start, self.chunk(rank).stop
+        own = self.chunk(rank)
         return [
-            Fragment(member, max(member.begin, first), min(member.end, last), self.whole)
+            Fragment(member, max(member.begin, own.start), min(member.end, own.stop), self.whole)
             for member in self.members
-            if max(member.begin, first) < min(member.end, last)
+            if max(member.begin, own.start) < min(member.end, own.stop)
         ]
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch.nn import Parameter
 
 from lossycoll.errors import LinkError
+from lossycoll.runtime.engine.packet_masks import existing
 from lossycoll.train.common.collectives import BlockGather, check_all_took_part, wait_all
 from lossycoll.train.common.delivery import Mask, rounded_to
 
@@ -67,12 +68,12 @@ class Staleness:
         """``blocks``: how many each owner has."""
         self._rank = rank
         self._max_age = max_age
-        most = max(blocks)
-        self._probes = np.arange(most) % PROBE_EVERY
+        self._probes = np.arange(max(blocks)) % PROBE_EVERY
         self._steps = 0
-        self.exist: Mask = np.arange(most) < np.array(blocks)[:, None]
-        """Which blocks there are, bool (world, blocks)."""
-        self.values = np.zeros_like(self.exist, np.int32)  # steps, by owner
+        self.of_others: Mask = existing(blocks, 1)
+        """The blocks that other ranks send here, bool (world, blocks), by owner."""
+        self.of_others[rank] = False
+        self.values = np.zeros_like(self.of_others, np.int32)  # steps, by owner
 
     def needed(self, strict: NDArray[np.bool_] | None = None) -> Mask | None:
         """The blocks, bool (world, blocks), that the next step must bring; None: none.
@@ -84,8 +85,7 @@ class Staleness:
         mask: Mask = self.values >= self._max_age
         if strict is not None and strict.any():
             mask |= strict[:, None] & (self._probes != self._steps % PROBE_EVERY)
-        mask &= self.exist
-        mask[self._rank] = False
+        mask &= self.of_others
         return mask if mask.any() else None
 
     def advance(self, arrived: Mask) -> None:
@@ -300,8 +300,7 @@ class ParameterSync:
             flat, encoding = kept.values, kept.encoding
         needed = due = bucket.staleness.needed(strict)
         if moves:
-            needed = bucket.staleness.exist.copy()
-            needed[self._collectives.rank] = False
+            needed = bucket.staleness.of_others
         counts = bucket.shard.bucket.counts
         gather = self._collectives.all_gather_blocks(flat, needed, encoding, counts)
         return _Sent(gather, needed, due, strict, moves)
@@ -323,14 +322,14 @@ class ParameterSync:
         if bucket.differences is not None and not sent.whole:
             bucket.differences.apply()
         bucket.touch()
-        exist = bucket.staleness.exist
+        of_others = bucket.staleness.of_others
         self._counts.update(
-            blocks=int(exist.sum() - exist[self._collectives.rank].sum()),
+            blocks=int(of_others.sum()),
             stale=int((~came).sum()),
             repaired=0 if sent.due is None else int((sent.due & came).sum()),
         )
         if self._undelivered is not None and not sent.whole:
-            free = exist if sent.needed is None else exist & ~sent.needed
+            free = of_others if sent.needed is None else of_others & ~sent.needed
             self._undelivered.note(free, came)
         bucket.staleness.advance(came)
         missing = None if sent.needed is None else sent.needed & ~came
@@ -396,11 +395,7 @@ class ParameterSync:
     def ages(self) -> tuple[int, ...]:
         """The numbers of other ranks' blocks of age 0, 1, ..., over all buckets."""
         self.finish_all()
-        rank = self._collectives.rank
-        ages = [
-            np.delete(b.staleness.values, rank, axis=0)[np.delete(b.staleness.exist, rank, axis=0)]
-            for b in self._buckets
-        ]
+        ages = [b.staleness.values[b.staleness.of_others] for b in self._buckets]
         return tuple(np.bincount(np.concatenate(ages)).tolist()) if ages else ()
 
     def _dead_link(self, staleness: Staleness, missing: Mask, sent: _Sent) -> LinkError:
